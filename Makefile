@@ -1,0 +1,66 @@
+# Everything happens in .venv: each target installs what it needs first, once.
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PINNED := -c constraints.txt
+
+.PHONY: help demo test lint format docs bench setup clean distclean
+
+help:
+	@echo "make demo     train, fit posteriors and compare predictions on bundled data"
+	@echo "make test     run the tests with coverage"
+	@echo "make lint     ruff check, ruff format --check, pyright"
+	@echo "make format   apply ruff's fixes and formatting"
+	@echo "make docs     build the documentation into site/"
+	@echo "make bench    speed and memory against other libraries"
+	@echo "make setup    only install what the targets above need"
+	@echo "make clean    remove what the targets above produced; distclean: .venv as well"
+
+demo: $(VENV)/.demo
+	$(BIN)/propagauss demo
+
+# One thread per worker: the tests are many small operations, and more threads than cores slow them down.
+test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+setup: $(VENV)/.dev
+
+$(VENV)/.demo: pyproject.toml constraints.txt requirements/declared.py requirements/curvature.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "propagauss needs Python 3.11 or newer; try make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python requirements/declared.py experiments > $(VENV)/demo.txt
+	$(PIP) install -q $(PINNED) -r $(VENV)/demo.txt
+	$(PIP) install -q $(PINNED) --no-deps -r requirements/curvature.txt
+	$(PIP) install -q --no-deps -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo requirements/peers.txt
+	$(BIN)/python requirements/declared.py experiments export ivon docs dev > $(VENV)/dev.txt
+	$(PIP) install -q $(PINNED) -r $(VENV)/dev.txt
+	$(PIP) install -q $(PINNED) --no-deps -r requirements/peers.txt
+	@! $(PIP) show -q torchvision 2>/dev/null || { echo "torchvision is in $(VENV): see docs/gotchas.md"; exit 1; }
+	@touch $@
+
+clean:
+	rm -rf site build dist htmlcov .coverage .coverage.* .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

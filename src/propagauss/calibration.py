@@ -1,0 +1,210 @@
+"""Fit the few numbers that calibrate a predictive (scale, noise, temperature) by minimising the NLPD on held-out data.
+
+The latents are computed once; everything after that is arithmetic on cached tensors, in double precision, over the
+logarithm of a number that can therefore never become negative.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize, minimize_scalar
+from torch import Tensor
+
+from propagauss.errors import InputError
+from propagauss.gaussian import Gaussian
+from propagauss.inputs import as_latent, batches, call, check_labels, check_targets, device_of
+from propagauss.links import Link
+
+BOUNDS = (1e-6, 1e6)
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """What a fit did: the number before and after, and the mean NLPD of the data it was fitted on."""
+
+    name: str
+    before: float
+    after: float
+    nlpd_before: float
+    nlpd_after: float
+    points: int
+    noise: Tensor | None = None
+
+    @property
+    def at_bound(self) -> bool:
+        """Whether the best value is at the end of the range, where the NLPD would still fall a little."""
+        return any(abs(math.log(self.after / bound)) < 1e-3 for bound in BOUNDS)
+
+    def __str__(self) -> str:
+        text = f"{self.name} {self.before:.4g} -> {self.after:.4g}"
+        if self.noise is not None:
+            text += ", noise " + (" ".join(f"{n:.4g}" for n in self.noise.flatten().tolist()))
+        text += f": NLPD {self.nlpd_before:.4f} -> {self.nlpd_after:.4f} on {self.points} points"
+        return text + (" (at the end of the range)" if self.at_bound else "")
+
+
+# -- classification
+
+
+def class_spread(latent: Gaussian, covariances: bool = True) -> Tensor:
+    """Spread over the classes (last dimension) at each position: covariances `[..., C, C]` if it has any, or variances."""
+    if not (latent.is_full and covariances):
+        return latent.variance
+    batch, *inner, classes = latent.shape
+    positions = math.prod(inner)
+    blocks = latent.covariance.reshape(batch, positions, classes, positions, classes)
+    return blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1).reshape(batch, *inner, classes, classes)
+
+
+def fit_class_scale(
+    net: Any, loader: Iterable[Any], link: Link, start: float, covariances: bool = True, progress: bool = True
+) -> FitReport:
+    """`argmin_s mean -log link(m, s C)[y]`."""
+    cached = []
+    for latent, y in _latents(net, loader, progress):
+        labels = check_labels(y, latent.shape[:-1], latent.shape[-1])
+        cached.append((_double(latent.mean), _double(class_spread(latent, covariances)), labels.cpu()))
+    points = sum(labels.numel() for *_, labels in cached)
+
+    def nlpd(scale: float) -> float:
+        return sum(pick(link(mean, spread * scale), y).sum().item() for mean, spread, y in cached) / points
+
+    return _report("scale", nlpd, start, points)
+
+
+def fit_temperature(model: Callable[..., Tensor], loader: Iterable[Any], start: float, progress: bool = True) -> FitReport:
+    """`argmin_T mean -log softmax(logits / T)[y]`; `model` maps inputs to logits."""
+    cached = []
+    with torch.no_grad():
+        for x, y in batches(loader, device_of(model), "caching logits" if progress else None):
+            logits = _finite(call(model, x))
+            cached.append((_double(logits), check_labels(y, logits.shape[:-1], logits.shape[-1]).cpu()))
+    points = sum(labels.numel() for _, labels in cached)
+
+    def nlpd(temperature: float) -> float:
+        return sum(pick((logits / temperature).log_softmax(-1), y).sum().item() for logits, y in cached) / points
+
+    return _report("temperature", nlpd, start, points)
+
+
+def pick(log_probs: Tensor, labels: Tensor) -> Tensor:
+    """`-log p[y]` at each position: `[..., C], [...] -> [...]`."""
+    return -log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+# -- regression
+
+
+def fit_regression_scale(
+    net: Any, loader: Iterable[Any], noise: Tensor, start: float, fit_noise: bool = False, progress: bool = True
+) -> FitReport:
+    """`argmin_s mean -log N(y; m, s v + noise²)`, over the noise as well if asked (one per entry of `noise`).
+
+    Scale and noise are told apart only by how the latent variance differs between points: where it hardly does, the sum
+    is well determined and the two numbers are not.
+    """
+    errors, variances = [], []
+    for latent, y in _latents(net, loader, progress):
+        targets = check_targets(y.to(latent.device), latent.shape)
+        errors.append((_double(targets) - _double(latent.mean)).square())
+        variances.append(_double(latent.variance))
+    error, variance, noise = torch.cat(errors), torch.cat(variances), _double(noise)
+
+    def nlpd(scale: Tensor | float, noise: Tensor) -> Tensor:
+        total = scale * variance + noise.square()
+        return 0.5 * (total.log() + error / total + math.log(2 * math.pi)).mean()
+
+    points = error.shape[0]
+    if fit_noise:
+        scale, fitted = _fit_scale_and_noise(nlpd, error, variance, noise, start)
+        # there may be no predictive before: zero noise and zero variance
+        before = nlpd(start, noise).nan_to_num(math.inf, posinf=math.inf, neginf=math.inf).item()
+        return FitReport("scale", start, scale, before, nlpd(scale, fitted).item(), points, fitted)
+    check_positive(variance + noise.square())
+    return _report("scale", lambda scale: nlpd(scale, noise).item(), start, points)
+
+
+def check_positive(variance: Tensor) -> None:
+    """Refuse a predictive without any spread: its density is infinite or zero everywhere."""
+    if not (variance > 0).all():
+        raise InputError(
+            "the predictive variance is zero at some points, where neither the latent has any nor is there noise: "
+            "give Regressor(net, noise=...) or call fit_scale(loader, fit_noise=True)"
+        )
+
+
+def _fit_scale_and_noise(
+    nlpd: Callable[[Tensor | float, Tensor], Tensor], error: Tensor, variance: Tensor, noise: Tensor, start: float
+) -> tuple[float, Tensor]:
+    over = tuple(range(error.dim() - noise.dim()))
+    mean_error = (error.mean(over) if over else error).clamp(min=1e-24)
+    mean_variance = variance.mean(over) if over else variance
+    low, high = [np.log(b) for b in BOUNDS]
+    log_noise_range = (mean_error.sqrt().log() + torch.tensor([[low], [math.log(10.0)]])[..., *[None] * 0]).reshape(2, -1)
+    bounds = [(low, high), *log_noise_range.T.tolist()]
+
+    def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        leaf = torch.tensor(theta, requires_grad=True)
+        with torch.enable_grad():
+            value = nlpd(leaf[0].exp(), leaf[1:].exp().reshape(noise.shape))
+        (gradient,) = torch.autograd.grad(value, leaf)
+        return value.item(), gradient.numpy()
+
+    def initial(scale: float) -> np.ndarray:
+        # the noise that, with this scale, explains the errors on average
+        guess = (mean_error - scale * mean_variance).clamp(min=0).maximum(1e-4 * mean_error).sqrt()
+        return np.concatenate([[math.log(scale)], guess.log().reshape(-1).numpy()])
+
+    # from the given scale first, so that it stays where the data say nothing about it
+    starts = sorted([initial(s) for s in (start, *np.logspace(-6, 6, 25))], key=lambda theta: objective(theta)[0])[:3]
+    runs = [minimize(objective, theta, jac=True, bounds=bounds, method="L-BFGS-B") for theta in [initial(start), *starts]]
+    best = min(runs, key=lambda run: round(float(run.fun), 10))
+    theta = torch.from_numpy(best.x)
+    return math.exp(best.x[0]), theta[1:].exp().reshape(noise.shape)
+
+
+# -- shared
+
+
+def minimise(objective: Callable[[float], float], start: float, bounds: tuple[float, float] = BOUNDS) -> float:
+    """The positive number that minimises `objective`; `start` if no other is better.
+
+    A coarse grid over the logarithm first (four points per decade), so that a second minimum cannot trap the search.
+    """
+    low, high = math.log(bounds[0]), math.log(bounds[1])
+    grid = np.linspace(low, high, 1 + math.ceil(4 * (high - low) / math.log(10)))
+    values = np.nan_to_num([objective(math.exp(t)) for t in grid], nan=math.inf)
+    at = int(values.argmin())
+    bracket = (grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)])
+    fine = minimize_scalar(lambda t: objective(math.exp(t)), bounds=bracket, method="bounded", options={"xatol": 1e-6})
+    value, best = min((float(fine.fun), float(fine.x)), (float(values[at]), float(grid[at])))
+    return math.exp(best) if value < objective(start) - 1e-10 else start
+
+
+def _report(name: str, nlpd: Callable[[float], float], start: float, points: int) -> FitReport:
+    best = minimise(nlpd, start)
+    return FitReport(name, start, best, nlpd(start), nlpd(best), points)
+
+
+def _latents(net: Any, loader: Iterable[Any], progress: bool) -> Iterable[tuple[Gaussian, Tensor]]:
+    with torch.no_grad():
+        for x, y in batches(loader, device_of(net), "caching latents" if progress else None):
+            latent = as_latent(call(net, x))
+            _finite(latent.mean)
+            yield latent, y
+
+
+def _finite(mean: Tensor) -> Tensor:
+    if not mean.isfinite().all():
+        raise InputError("the net returned values that are not finite: check its inputs and its weights")
+    return mean
+
+
+def _double(t: Tensor) -> Tensor:
+    return t.detach().to("cpu", torch.float64)

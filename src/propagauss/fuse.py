@@ -1,0 +1,104 @@
+"""Which values are functions of one uncertain value, so that `x * sigmoid(x)` is not taken for a product of strangers.
+
+For every uncertain value we keep the *chain* of values it is a deterministic function of, nearest first. Two uncertain
+arguments whose chains meet are both functions of the value where they meet; the op is then a function of that single
+value, and is linearised as a whole. In the diagonal structure a link of the chain must be elementwise (a diagonal
+covariance survives nothing else); in the full structure any op without random parameters will do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+
+class Chains:
+    """The chains of all uncertain values seen so far, in graph order."""
+
+    def __init__(self, any_op: bool):
+        self.any_op = any_op
+        self._chain: dict[fx.Node, list[fx.Node]] = {}
+
+    def start(self, node: fx.Node) -> None:
+        """A value with randomness of its own: nothing before it explains it."""
+        self._chain[node] = [node]
+
+    def link(self, node: fx.Node, random: list[fx.Node]) -> fx.Node | None:
+        """Record `node`, an op on the given uncertain values; returns the single value it is a function of, if any."""
+        if not self._extends(node, random):
+            self.start(node)
+            return None
+        source = self._meeting_point(random)
+        if source is None or not self._compatible(node, source):
+            self.start(node)
+            return None
+        self._chain[node] = [node, *self._chain[source]]
+        return source
+
+    def _extends(self, node: fx.Node, random: list[fx.Node]) -> bool:
+        if self.any_op:
+            return True
+        return is_pointwise(node.target) and all(_shape(r) == _shape(node) for r in random)
+
+    def _compatible(self, node: fx.Node, source: fx.Node) -> bool:
+        return self.any_op or _shape(node) == _shape(source)
+
+    def _meeting_point(self, random: list[fx.Node]) -> fx.Node | None:
+        first, *others = (self._chain[r] for r in random)
+        for candidate in first:
+            if all(candidate in chain for chain in others) and (len(random) == 1 or _is_tensor(candidate)):
+                return candidate
+        return None
+
+
+def region(node: fx.Node, source: fx.Node, random: set[fx.Node]) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """The function from `source` to `node` as a module, and the other values that it takes, in order."""
+    graph = fx.Graph()
+    inside = _between(node, source, random)
+    env = {source: graph.placeholder("x")}
+    extras: list[fx.Node] = []
+
+    def resolve(arg: fx.Node) -> fx.Node:
+        if arg not in env:
+            extras.append(arg)
+            env[arg] = graph.placeholder(f"extra_{len(extras)}")
+        return env[arg]
+
+    # placeholders have to come first, so outside values are collected before any op is copied
+    for inner in inside:
+        for arg in inner.all_input_nodes:
+            if arg not in inside:
+                resolve(arg)
+    for inner in inside:
+        env[inner] = graph.node_copy(inner, resolve)
+    graph.output(env[node])
+    return fx.GraphModule(nn.Module(), graph), extras
+
+
+def _between(node: fx.Node, source: fx.Node, random: set[fx.Node]) -> dict[fx.Node, None]:
+    """Uncertain values on the way from `source` to `node`, in graph order."""
+    found: set[fx.Node] = set()
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current is source or current in found:
+            continue
+        found.add(current)
+        stack.extend(a for a in current.all_input_nodes if a in random)
+    return {n: None for n in node.graph.nodes if n in found}
+
+
+def is_pointwise(target: Any) -> bool:
+    """Whether PyTorch tags the op as elementwise."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), Tensor)
+
+
+def _shape(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, Tensor) else None

@@ -1,0 +1,188 @@
+"""Watch a forward pass and note every linear map that uses one of the chosen parameters.
+
+A linear map `h = W a + b` (linear, addmm, matmul, convolution) needs only its input `a` and the gradient `g` at its
+output `h` for everything that a Laplace fit asks: per-sample gradients `Σ_t g_t a_tᵀ` and Kronecker factors `Σ a aᵀ`,
+`Σ g gᵀ`. Calls are seen where torch functions are called, so no hook is put on the model, and layers count however they are reached:
+nested, shared, or written as `F.linear` in a custom `forward`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from propagauss.errors import InputError
+
+
+@dataclass
+class Layer:
+    """One call of a linear map. A row is one sample at one position of a sequence or image.
+
+    Attributes:
+        weight, bias: the operands as the model passed them.
+        stored: how the weight is stored, "[out, in]" or "[in, out]".
+        groups: number of channel groups `G`; 1 for anything but a grouped convolution.
+        input: what the layer was applied to, in the model's own layout.
+        inputs: brings an input into rows, `[rows, G, in]`; takes `input` or a slice of its first dimension.
+        gradients: brings a gradient at the output into rows, `[rows, G, out / G]`.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    input: Tensor
+    inputs: Callable[[Tensor], Tensor]
+    gradients: Callable[[Tensor], Tensor]
+    stored: str = "[out, in]"
+    groups: int = 1
+
+    @property
+    def out(self) -> int:
+        return self.weight.shape[0 if self.stored == "[out, in]" else 1]
+
+
+@dataclass
+class Use:
+    """One use of chosen parameters in a linear map, by name; `probe` is a zero that was added to its output."""
+
+    layer: Layer
+    weight: str | None
+    bias: str | None
+    probe: Tensor
+
+    @property
+    def rows(self) -> int:
+        return self.probe.numel() // self.layer.out
+
+
+@dataclass(eq=False)
+class Capture(TorchFunctionMode):
+    """Context in which a model is called.
+
+    Args:
+        names: name of each chosen parameter tensor, keyed by `id`.
+
+    Attributes:
+        uses: linear maps that use chosen parameters, in the order of the calls.
+        others: chosen parameters that also take part in anything else.
+    """
+
+    names: Mapping[int, str]
+    uses: list[Use] = field(default_factory=list)
+    others: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        _refuse_randomness(func, kwargs)
+        result = func(*args, **kwargs)
+        touched = {self.names[id(t)] for t in pytree.tree_leaves((args, kwargs)) if id(t) in self.names}
+        if not touched or not any(isinstance(t, Tensor) for t in pytree.tree_leaves(result)):
+            return result
+        reader = _READERS.get(func)
+        layer = reader(*args, **kwargs) if reader else None
+        if layer is None:
+            self.others |= touched
+            return result
+        weight, bias = self.names.get(id(layer.weight)), self.names.get(id(layer.bias))
+        self.others |= touched - {weight, bias}
+        if weight is None and bias is None:
+            return result
+        probe = torch.zeros_like(result, requires_grad=True)
+        self.uses.append(Use(layer, weight, bias, probe))
+        return result + probe
+
+
+def _refuse_randomness(func: Any, kwargs: Mapping[str, Any]) -> None:
+    """Dropout that a module in training mode calls as a function cannot be seen from the outside."""
+    dropping = kwargs.get("training") and kwargs.get("p", 0) > 0
+    if dropping or kwargs.get("dropout_p", 0) > 0:
+        name = getattr(func, "__name__", str(func))
+        raise InputError(f"the forward pass is random: it calls {name} in training mode; call model.eval() first")
+
+
+# -- how each function is read as a linear map; None if this call is not one
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Layer | None:
+    plain = weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
+    return _dense(input, weight, bias) if plain else None
+
+
+def _addmm(bias: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Layer | None:
+    plain = beta == 1 and alpha == 1 and bias.shape == mat2.shape[1:]
+    return _dense(mat1, mat2, bias, "[in, out]") if plain else None
+
+
+def _matmul(input: Tensor, other: Tensor) -> Layer | None:
+    return _dense(input, other, None, "[in, out]") if other.dim() == 2 else None
+
+
+def _dense(input: Tensor, weight: Tensor, bias: Tensor | None, stored: str = "[out, in]") -> Layer | None:
+    if input.dim() < 2:  # without a batch dimension
+        return None
+
+    def rows(t: Tensor) -> Tensor:
+        return t.reshape(-1, 1, t.shape[-1])
+
+    return Layer(weight, bias, input.detach(), rows, rows, stored)
+
+
+def _convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Layer | None:
+    if input.dim() != weight.dim():  # without a batch dimension
+        return None
+
+    def gradients(g: Tensor) -> Tensor:  # [B, out, *places] -> [B * places, G, out / G]
+        return g.flatten(2).transpose(1, 2).reshape(-1, groups, g.shape[1] // groups)
+
+    def inputs(x: Tensor) -> Tensor:
+        return patches(x, tuple(weight.shape[2:]), stride, padding, dilation, groups)
+
+    return Layer(weight, bias, input.detach(), inputs, gradients, groups=groups)
+
+
+def patches(x: Tensor, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+    """The inputs that a convolution multiplies with its weight: `[B, C, *size] -> [B * places, G, C / G * kernel]`."""
+    n = len(kernel)
+    steps, gaps = _spread(stride, n), _spread(dilation, n)
+    spans = [gap * (k - 1) for k, gap in zip(kernel, gaps, strict=True)]
+    if padding == "same":
+        sides = [(span // 2, span - span // 2) for span in spans]
+    else:
+        sides = [(p, p) for p in _spread(0 if padding == "valid" else padding, n)]
+    x = F.pad(x, [p for side in reversed(sides) for p in side])
+    for axis in range(n):
+        x = x.unfold(2 + axis, spans[axis] + 1, steps[axis])[..., :: gaps[axis]]
+    places, taps = math.prod(x.shape[2 : 2 + n]), math.prod(kernel)
+    x = x.reshape(x.shape[0], groups, x.shape[1] // groups, places, taps)
+    return x.permute(0, 3, 1, 2, 4).reshape(-1, groups, x.shape[2] * taps)
+
+
+def _spread(value: Any, n: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * n if len(values) == 1 else values
+
+
+_READERS: dict[Any, Callable[..., Layer | None]] = {
+    F.linear: _linear,
+    torch.addmm: _addmm,
+    **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), _matmul),
+    **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _convolution),
+}

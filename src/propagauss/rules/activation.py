@@ -1,0 +1,145 @@
+"""Elementwise functions `y = g(x)`, of one op or of several fused ones.
+
+linearise:  mean `g(m)`, covariance `D C D` with `D = diag(g'(m))`.
+moments:    mean `E[g(x)]`, variances `Var[g(x)]`, and `Cov(y_i, y_j) ≈ E[g'(x_i)] C_ij E[g'(x_j)]` off the diagonal.
+
+Linearisation is exact to first order in the variance; it is bad where `g` bends within a standard deviation of the mean
+(a ReLU with its mean near zero passes all of the variance or none of it). The off-diagonal form of `moments` is the
+first term of the Hermite series and never makes the covariance indefinite, since `Var[g] >= E[g']² v`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from propagauss.gaussian import Gaussian
+from propagauss.rules.moments import MOMENTS, Moments, quadrature
+
+aten = torch.ops.aten
+Derivative = Callable[..., Tensor]  # (mean, g(mean), *other arguments of the op) -> g'(mean)
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A derivative in closed form; `binary` if it is only ever 0 or 1, so that its square is itself."""
+
+    derivative: Derivative
+    binary: bool = False
+
+
+class Elementwise(nn.Module):
+    """An elementwise function applied to a Gaussian; `rest` are deterministic tensors that the function also needs."""
+
+    def __init__(self, function: Callable[..., Tensor], closed: Closed | None = None):
+        super().__init__()
+        self.function = function
+        self.closed = closed
+
+    def forward(self, x: Gaussian, *rest: Any) -> Gaussian:
+        m = x.mean
+        if self.closed is None:
+            y, slope = torch.func.jvp(lambda t: self.function(t, *rest), (m,), (torch.ones_like(m),))
+            return x.scaled(y, slope)
+        y = self.function(m, *rest)
+        slope = self.closed.derivative(m, y, *rest)
+        if self.closed.binary and not x.is_full:
+            return Gaussian.diagonal(y, x.variance * slope)
+        return x.scaled(y, slope.to(m.dtype))
+
+
+class MomentMatched(nn.Module):
+    """An elementwise function through its first two moments: closed where known, else by Gauss-Hermite quadrature."""
+
+    nodes: Tensor
+    weights: Tensor
+
+    def __init__(self, function: Callable[..., Tensor], closed: Moments | None, dtype: torch.dtype, order: int = 64):
+        super().__init__()
+        self.function = function
+        self.closed = closed
+        nodes, weights = np.polynomial.hermite_e.hermegauss(order)
+        self.register_buffer("nodes", torch.tensor(nodes, dtype=dtype))
+        self.register_buffer("weights", torch.tensor(weights / math.sqrt(2 * math.pi), dtype=dtype))
+
+    def forward(self, x: Gaussian, *rest: Any) -> Gaussian:
+        v = x.variance
+        if self.closed is not None:
+            mean, variance, slope = self.closed(x.mean, v, *rest)
+        else:
+            mean, variance, slope = quadrature(lambda t: self.function(t, *rest), x.mean, v, self.nodes, self.weights)
+        if not x.is_full:
+            return Gaussian.diagonal(mean, variance)
+        batch, n, _ = x.covariance.shape
+        carried = x.scaled(mean, slope).covariance
+        extra = (variance - slope.square() * v).clamp(min=0).reshape(batch, n)
+        return Gaussian.full(mean, carried + torch.diag_embed(extra))
+
+
+def elementwise(function: Callable[..., Tensor], op: Any, mode: str, dtype: torch.dtype) -> nn.Module:
+    """The module for an elementwise function that is `op` with its uncertain argument first (None if it is not)."""
+    if mode == "moments":
+        return MomentMatched(function, MOMENTS.get(op), dtype)
+    return Elementwise(function, CLOSED.get(op))
+
+
+# -- derivatives in closed form
+
+
+def _gelu(m: Tensor, y: Tensor, approximate: str = "none") -> Tensor:
+    if approximate == "tanh":
+        k = math.sqrt(2 / math.pi)
+        t = torch.tanh(k * (m + 0.044715 * m**3))
+        return 0.5 * (1 + t) + 0.5 * m * (1 - t * t) * k * (1 + 3 * 0.044715 * m * m)
+    return torch.special.ndtr(m) + m * torch.exp(-0.5 * m * m) / math.sqrt(2 * math.pi)
+
+
+def _silu(m: Tensor, y: Tensor) -> Tensor:
+    s = torch.sigmoid(m)
+    return s + y * (1 - s)
+
+
+def _softplus(m: Tensor, y: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    return torch.where(m * beta > threshold, 1.0, torch.sigmoid(m * beta))
+
+
+def _elu(m: Tensor, y: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    return torch.where(m > 0, torch.full_like(m, scale), input_scale * (y + alpha * scale))
+
+
+def _leaky(m: Tensor, y: Tensor, negative_slope: float = 0.01) -> Tensor:
+    return torch.where(m > 0, torch.ones_like(m), torch.full_like(m, negative_slope))
+
+
+def _clip(m: Tensor, y: Tensor, min_val: float = -1, max_val: float = 1) -> Tensor:
+    return (m > min_val) & (m < max_val)
+
+
+CLOSED: dict[Any, Closed] = {
+    aten.relu.default: Closed(lambda m, y: m > 0, binary=True),
+    aten.relu6.default: Closed(lambda m, y: (m > 0) & (m < 6), binary=True),
+    aten.hardtanh.default: Closed(_clip, binary=True),
+    aten.leaky_relu.default: Closed(_leaky),
+    aten.sigmoid.default: Closed(lambda m, y: y * (1 - y)),
+    aten.tanh.default: Closed(lambda m, y: 1 - y * y),
+    aten.gelu.default: Closed(_gelu),
+    aten.silu.default: Closed(_silu),
+    aten.softplus.default: Closed(_softplus),
+    aten.elu.default: Closed(_elu),
+    aten.exp.default: Closed(lambda m, y: y),
+    aten.log.default: Closed(lambda m, y: m.reciprocal()),
+    aten.sin.default: Closed(lambda m, y: m.cos()),
+    aten.cos.default: Closed(lambda m, y: -m.sin()),
+    aten.sqrt.default: Closed(lambda m, y: 0.5 / y),
+    aten.rsqrt.default: Closed(lambda m, y: -0.5 * y / m),
+    aten.abs.default: Closed(lambda m, y: m.sign()),
+    aten.square.default: Closed(lambda m, y: 2 * m),
+    aten.reciprocal.default: Closed(lambda m, y: -y * y),
+    aten.log_sigmoid.default: Closed(lambda m, y: torch.sigmoid(-m)),
+}

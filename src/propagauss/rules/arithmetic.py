@@ -1,0 +1,142 @@
+"""Sums, differences, products and quotients of Gaussians and constants; two Gaussians count as independent.
+
+    x ± y:  m_x ± m_y,   C_x + C_y                       (exact for independent x, y)
+    x · y:  m_x m_y,     m_y² C_x + m_x² C_y + C_x ∘ C_y  (exact first two moments for independent x, y)
+
+A residual sum `x + f(x)` is not independent: its variance is wrong by `2 Cov(x, f(x))`. Where `f` is elementwise the two
+branches are fused and nothing is lost; elsewhere the independence is the paper's assumption, and the plan says so.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from propagauss.gaussian import Gaussian
+from propagauss.rules.registry import rule
+
+aten = torch.ops.aten
+Value = Gaussian | Tensor | float
+
+
+def _mean(x: Value) -> Any:
+    return x.mean if isinstance(x, Gaussian) else x
+
+
+def independent_sum(mean: Tensor, parts: list[Gaussian]) -> Gaussian:
+    """Spreads of independent parts add; every part already has the shape of `mean`."""
+    first, *rest = parts
+    if not first.is_full:
+        total = first.variance
+        for part in rest:
+            total = total + part.variance
+        return Gaussian.diagonal(mean, total.expand_as(mean))
+    total = first.covariance
+    for part in rest:
+        total = total + part.covariance
+    return Gaussian.full(mean, total)
+
+
+@rule(aten.add.Tensor, aten.add.Scalar, operator.add, note="independent terms")
+def add(x: Value, y: Value, *, alpha: float = 1) -> Gaussian:
+    mean = _mean(x) + (_mean(y) if alpha == 1 else alpha * _mean(y))
+    y = multiply(y, alpha) if isinstance(y, Gaussian) and alpha != 1 else y
+    return independent_sum(mean, [g.expanded(mean.shape) for g in (x, y) if isinstance(g, Gaussian)])
+
+
+@rule(aten.sub.Tensor, aten.sub.Scalar, operator.sub, note="independent terms")
+def subtract(x: Value, y: Value, *, alpha: float = 1) -> Gaussian:
+    return add(x, y, alpha=-alpha)
+
+
+@rule(aten.rsub.Tensor, aten.rsub.Scalar, note="independent terms")
+def reverse_subtract(x: Value, y: Value, alpha: float = 1) -> Gaussian:
+    return add(y, x, alpha=-alpha)
+
+
+@rule(aten.mul.Tensor, aten.mul.Scalar, operator.mul, note="independent factors: exact moments")
+def multiply(x: Value, y: Value) -> Gaussian:
+    mean = _mean(x) * _mean(y)
+    if not isinstance(y, Gaussian):
+        assert isinstance(x, Gaussian)
+        return x.expanded(mean.shape).scaled(mean, torch.as_tensor(y, dtype=mean.dtype, device=mean.device))
+    if not isinstance(x, Gaussian):
+        return multiply(y, x)
+    a, b = x.expanded(mean.shape), y.expanded(mean.shape)
+    if not a.is_full:
+        return Gaussian.diagonal(mean, a.variance * (b.mean.square() + b.variance) + a.mean.square() * b.variance)
+    crossed = Gaussian.full(mean, a.covariance * b.covariance)
+    return independent_sum(mean, [a.scaled(mean, b.mean), b.scaled(mean, a.mean), crossed])
+
+
+@rule(aten.div.Tensor, aten.div.Scalar, operator.truediv, note="independent terms; linearised in the divisor")
+def divide(x: Value, y: Value) -> Gaussian:
+    if not isinstance(y, Gaussian):
+        mean = _mean(x) / y
+        assert isinstance(x, Gaussian)
+        divisor = torch.as_tensor(y, dtype=mean.dtype, device=mean.device)
+        return x.expanded(mean.shape).scaled(mean, divisor.reciprocal())
+    return delta(torch.div, x, y)
+
+
+@rule(aten.neg.default, operator.neg)
+def negate(x: Gaussian) -> Gaussian:
+    return x.scale(1.0).scaled(-x.mean, -torch.ones((), dtype=x.dtype, device=x.device))
+
+
+def delta(function: Callable[..., Tensor], *args: Any) -> Gaussian:
+    """Any elementwise function of several independent values: `C = Σ_i D_i C_i D_i`, `D_i = diag(∂g/∂x_i)`."""
+    values = [_mean(a) for a in args]
+    mean = function(*values)
+    parts = []
+    for i, arg in enumerate(args):
+        if isinstance(arg, Gaussian):
+            wide = arg.expanded(mean.shape)
+
+            def partial(t: Tensor, i: int = i) -> Tensor:
+                return function(*values[:i], t, *values[i + 1 :])
+
+            slope = torch.func.jvp(partial, (wide.mean,), (torch.ones_like(wide.mean),))[1]
+            parts.append(wide.scaled(mean, slope))
+    return independent_sum(mean, parts)
+
+
+@rule(aten.where.self, note="independent branches")
+def where(condition: Tensor, x: Value, y: Value) -> Gaussian:
+    mean = torch.where(condition, _mean(x), _mean(y))
+    zero = torch.zeros((), dtype=mean.dtype, device=mean.device)
+    chosen = condition.to(mean.dtype)
+    parts = []
+    for value, weight in ((x, chosen), (y, 1 - chosen)):
+        if isinstance(value, Gaussian):
+            parts.append(value.expanded(mean.shape).scaled(mean, weight + zero))
+    return independent_sum(mean, parts)
+
+
+@rule(aten.prelu.default, note="linearised")
+def prelu(x: Value, weight: Value) -> Gaussian:
+    """`x` where positive, `w x` elsewhere; the slope may be random: `min(m, 0)² Var(w)`."""
+    value, slope = _mean(x), _mean(weight)
+    mean = aten.prelu(value, slope)
+    lift = (1, -1, *[1] * (mean.dim() - 2)) if mean.dim() > 1 else (-1,)
+    parts = []
+    if isinstance(x, Gaussian):
+        parts.append(
+            x.scaled(mean, torch.where(value > 0, torch.ones_like(value), slope.reshape(lift).expand_as(value)))
+        )
+    if isinstance(weight, Gaussian):
+        lifted = weight.mapped(slope.reshape(lift), lambda t: t.reshape(lift)).expanded(mean.shape)
+        parts.append(lifted.scaled(mean, value.clamp(max=0)))
+    return independent_sum(mean, parts)
+
+
+@rule(aten.glu.default, note="halves taken as independent; gate linearised")
+def glu(x: Gaussian, dim: int = -1) -> Gaussian:
+    """`a σ(b)` for the two halves `a, b` of x."""
+    first, second = (x.mapped(m, lambda t, i=i: t.chunk(2, dim)[i]) for i, m in enumerate(x.mean.chunk(2, dim)))
+    gate = torch.sigmoid(second.mean)
+    return multiply(first, second.scaled(gate, gate * (1 - gate)))

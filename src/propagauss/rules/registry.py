@@ -1,0 +1,133 @@
+"""Which rule belongs to which op, and what a rule may ask about the place where it is used.
+
+There are two ways to write one. A *function rule* (`@rule(op)`) is called at run time with the op's own arguments, in
+which the uncertain tensors are `Gaussian`s; it must not keep state. A *builder* (`@builder(op)`) is called once, when
+the model is streamlined, with a `Site`; it precomputes what it can and returns an `nn.Module` to be called at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx, nn
+
+from propagauss.errors import PropagaussError
+from propagauss.posterior.base import Posterior
+
+Op = Any  # torch._ops.OpOverload, or a Python function such as operator.add
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the caller of `streamline` chose."""
+
+    covariance: str = "diagonal"
+    activation: str = "linearise"
+    attention: str = "variance"
+
+    @property
+    def full(self) -> bool:
+        return self.covariance == "full"
+
+
+@dataclass(frozen=True)
+class FunctionRule:
+    """A rule that is a plain function of the op's arguments."""
+
+    function: Callable[..., Any]
+    note: str
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight matrix that is known when the model is streamlined."""
+
+    tensor: Tensor  # as the op uses it
+    name: str | None  # its parameter, if that is random
+    transposed: bool  # the op uses the transpose of the stored parameter
+
+
+@dataclass(frozen=True)
+class Built:
+    """A module to call at run time with `inputs` (nodes of the source graph or literals), and a word for the plan."""
+
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    note: str
+
+
+class Site(Protocol):
+    """One op of the graph, with at least one uncertain argument, as a builder sees it."""
+
+    op: Op
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: Options
+    posterior: Posterior | None
+
+    def is_random(self, arg: Any) -> bool:
+        """Whether an argument (a node, a literal or a list of them) is uncertain at run time."""
+        ...
+
+    def constant(self, arg: Any) -> Tensor | None:
+        """The value of an argument that depends neither on the inputs nor on a random parameter."""
+        ...
+
+    def weight(self, arg: Any) -> Weight | None:
+        """The argument as a (possibly random) stored matrix, if that is what it is."""
+        ...
+
+    def shape(self, arg: Any) -> torch.Size:
+        """Sizes of an argument in the traced example."""
+        ...
+
+    def positions(self, arg: Any) -> int:
+        """How many vectors along the last dimension one sample has: 5 for `[batch, 5, features]`."""
+        ...
+
+
+Builder = Callable[[Site], "Built | None"]
+
+FUNCTIONS: dict[Op, FunctionRule] = {}
+BUILDERS: dict[Op, list[Builder]] = {}
+
+
+def rule(*ops: Op, note: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the rule of one or more ops: the public way to extend propagauss.
+
+    The function gets the op's own arguments, with a `Gaussian` wherever a tensor is uncertain, and returns a `Gaussian`
+    (or a tuple of them for an op with several results). At least one argument is a Gaussian; others may be plain.
+
+    Args:
+        ops: such as `torch.ops.aten.softsign.default` or `torch.ops.mylib.swiglu.default`.
+        note: what is approximated, for the plan.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops:
+            if isinstance(op, torch._ops.OpOverloadPacket):
+                raise PropagaussError(
+                    f"rule() takes one overload of an op, such as {op}.{op.overloads()[0]}, not the whole {op}"
+                )
+            FUNCTIONS[op] = FunctionRule(function, note)
+        return function
+
+    return register
+
+
+def builder(*ops: Op) -> Callable[[Builder], Builder]:
+    """Register a builder; it may return None to leave the site to the builder before it or to a function rule."""
+
+    def register(function: Builder) -> Builder:
+        for op in ops:
+            BUILDERS.setdefault(op, []).append(function)
+        return function
+
+    return register
+
+
+def is_node(arg: Any) -> bool:
+    return isinstance(arg, fx.Node)
