@@ -18,7 +18,7 @@ from torch import Tensor
 
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, batches, call, check_labels, check_targets, device_of
+from propagauss.inputs import as_latent, as_tensor, batches, call, check_labels, check_targets, device_of
 from propagauss.links import Link
 
 BOUNDS = (1e-6, 1e6)
@@ -53,7 +53,7 @@ class FitReport:
 
 
 def class_spread(latent: Gaussian, covariances: bool = True) -> Tensor:
-    """Spread over the classes (last dimension) at each position: covariances `[..., C, C]` if it has any, or variances."""
+    """Spread over the classes (last dimension) at each position: covariances `[..., C, C]`, or variances `[..., C]`."""
     if not (latent.is_full and covariances):
         return latent.variance
     batch, *inner, classes = latent.shape
@@ -78,13 +78,13 @@ def fit_class_scale(
     return _report("scale", nlpd, start, points)
 
 
-def fit_temperature(model: Callable[..., Tensor], loader: Iterable[Any], start: float, progress: bool = True) -> FitReport:
+def fit_temperature(model: Any, loader: Iterable[Any], start: float, progress: bool = True) -> FitReport:
     """`argmin_T mean -log softmax(logits / T)[y]`; `model` maps inputs to logits."""
     cached = []
-    with torch.no_grad():
-        for x, y in batches(loader, device_of(model), "caching logits" if progress else None):
-            logits = _finite(call(model, x))
-            cached.append((_double(logits), check_labels(y, logits.shape[:-1], logits.shape[-1]).cpu()))
+    for x, y in batches(loader, device_of(model), "caching logits" if progress else None):
+        with torch.no_grad():
+            logits = _finite(as_tensor(call(model, x)))
+        cached.append((_double(logits), check_labels(y, logits.shape[:-1], logits.shape[-1]).cpu()))
     points = sum(labels.numel() for _, labels in cached)
 
     def nlpd(temperature: float) -> float:
@@ -102,9 +102,11 @@ def pick(log_probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def fit_regression_scale(
-    net: Any, loader: Iterable[Any], noise: Tensor, start: float, fit_noise: bool = False, progress: bool = True
+    net: Any, loader: Iterable[Any], noise: Tensor | None, start: float, fit_noise: bool = False, progress: bool = True
 ) -> FitReport:
-    """`argmin_s mean -log N(y; m, s v + noise²)`, over the noise as well if asked (one per entry of `noise`).
+    """`argmin_s mean -log N(y; m, s v + noise²)`, over the noise as well if asked.
+
+    `noise` is one standard deviation or one per output; None is none yet, to be fitted for each output.
 
     Scale and noise are told apart only by how the latent variance differs between points: where it hardly does, the sum
     is well determined and the two numbers are not.
@@ -114,7 +116,12 @@ def fit_regression_scale(
         targets = check_targets(y.to(latent.device), latent.shape)
         errors.append((_double(targets) - _double(latent.mean)).square())
         variances.append(_double(latent.variance))
-    error, variance, noise = torch.cat(errors), torch.cat(variances), _double(noise)
+    error, variance = torch.cat(errors), torch.cat(variances)
+    if noise is None:
+        outputs = error.shape[1:][-1:]
+        noise = error.new_zeros(outputs if outputs.numel() > 1 else ())
+    noise = _double(noise)
+    check_noise(noise, error.shape)
 
     def nlpd(scale: Tensor | float, noise: Tensor) -> Tensor:
         total = scale * variance + noise.square()
@@ -130,6 +137,14 @@ def fit_regression_scale(
     return _report("scale", lambda scale: nlpd(scale, noise).item(), start, points)
 
 
+def check_noise(noise: Tensor, shape: torch.Size) -> None:
+    """Refuse noise levels that do not belong to the last dimension of outputs of `shape`."""
+    if noise.dim() and noise.shape != shape[1:][-1:]:
+        raise InputError(
+            f"there are {noise.numel()} noise levels for outputs of shape {tuple(shape)}: give one per output"
+        )
+
+
 def check_positive(variance: Tensor) -> None:
     """Refuse a predictive without any spread: its density is infinite or zero everywhere."""
     if not (variance > 0).all():
@@ -143,11 +158,10 @@ def _fit_scale_and_noise(
     nlpd: Callable[[Tensor | float, Tensor], Tensor], error: Tensor, variance: Tensor, noise: Tensor, start: float
 ) -> tuple[float, Tensor]:
     over = tuple(range(error.dim() - noise.dim()))
-    mean_error = (error.mean(over) if over else error).clamp(min=1e-24)
-    mean_variance = variance.mean(over) if over else variance
-    low, high = [np.log(b) for b in BOUNDS]
-    log_noise_range = (mean_error.sqrt().log() + torch.tensor([[low], [math.log(10.0)]])[..., *[None] * 0]).reshape(2, -1)
-    bounds = [(low, high), *log_noise_range.T.tolist()]
+    mean_error, mean_variance = error.mean(over).clamp(min=1e-24), variance.mean(over)
+    low, high = math.log(BOUNDS[0]), math.log(BOUNDS[1])
+    # noise far below the errors would let a point that is hit exactly send the density to infinity
+    bounds = [(low, high), *[(t - math.log(1e4), t + math.log(10)) for t in mean_error.sqrt().log().flatten().tolist()]]
 
     def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
         leaf = torch.tensor(theta, requires_grad=True)
@@ -161,9 +175,9 @@ def _fit_scale_and_noise(
         guess = (mean_error - scale * mean_variance).clamp(min=0).maximum(1e-4 * mean_error).sqrt()
         return np.concatenate([[math.log(scale)], guess.log().reshape(-1).numpy()])
 
-    # from the given scale first, so that it stays where the data say nothing about it
-    starts = sorted([initial(s) for s in (start, *np.logspace(-6, 6, 25))], key=lambda theta: objective(theta)[0])[:3]
-    runs = [minimize(objective, theta, jac=True, bounds=bounds, method="L-BFGS-B") for theta in [initial(start), *starts]]
+    # the given scale comes first and wins ties, so that it stays where the data say nothing about it
+    others = sorted(map(initial, np.logspace(-6, 6, 25)), key=lambda theta: objective(theta)[0])[:3]
+    runs = [minimize(objective, t, jac=True, bounds=bounds, method="L-BFGS-B") for t in (initial(start), *others)]
     best = min(runs, key=lambda run: round(float(run.fun), 10))
     theta = torch.from_numpy(best.x)
     return math.exp(best.x[0]), theta[1:].exp().reshape(noise.shape)
@@ -175,10 +189,10 @@ def _fit_scale_and_noise(
 def minimise(objective: Callable[[float], float], start: float, bounds: tuple[float, float] = BOUNDS) -> float:
     """The positive number that minimises `objective`; `start` if no other is better.
 
-    A coarse grid over the logarithm first (four points per decade), so that a second minimum cannot trap the search.
+    A coarse grid over the logarithm first (two points per decade), so that a second minimum cannot trap the search.
     """
     low, high = math.log(bounds[0]), math.log(bounds[1])
-    grid = np.linspace(low, high, 1 + math.ceil(4 * (high - low) / math.log(10)))
+    grid = np.linspace(low, high, 1 + round(2 * (high - low) / math.log(10)))
     values = np.nan_to_num([objective(math.exp(t)) for t in grid], nan=math.inf)
     at = int(values.argmin())
     bracket = (grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)])
@@ -193,11 +207,11 @@ def _report(name: str, nlpd: Callable[[float], float], start: float, points: int
 
 
 def _latents(net: Any, loader: Iterable[Any], progress: bool) -> Iterable[tuple[Gaussian, Tensor]]:
-    with torch.no_grad():
-        for x, y in batches(loader, device_of(net), "caching latents" if progress else None):
+    for x, y in batches(loader, device_of(net), "caching latents" if progress else None):
+        with torch.no_grad():
             latent = as_latent(call(net, x))
-            _finite(latent.mean)
-            yield latent, y
+        _finite(latent.mean)
+        yield latent, y
 
 
 def _finite(mean: Tensor) -> Tensor:

@@ -8,10 +8,46 @@ covariance survives nothing else); in the full structure any op without random p
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from propagauss.rules.shape import MOVES, SPLITS
+
+aten = torch.ops.aten
+
+
+_UNTAGGED = {
+    torch.ops.aten.hardswish.default,
+    torch.ops.aten.log_sigmoid.default,
+    torch.ops.aten.rrelu.default,
+    torch.ops.aten.selu.default,
+    torch.ops.aten.celu.default,
+}
+_QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
+_SCALING = {aten.mul.Tensor, aten.mul.Scalar, *_QUOTIENTS}
+_AFFINE = {
+    *MOVES,
+    *SPLITS,
+    operator.getitem,
+    aten.cat.default,
+    aten.stack.default,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.mean.default,
+    aten.mean.dim,
+    aten.cumsum.default,
+    aten.neg.default,
+    aten.add.Tensor,
+    aten.add.Scalar,
+    aten.sub.Tensor,
+    aten.sub.Scalar,
+    aten.rsub.Scalar,
+    aten.constant_pad_nd.default,
+}
 
 
 class Chains:
@@ -77,6 +113,18 @@ def region(node: fx.Node, source: fx.Node, random: set[fx.Node]) -> tuple[fx.Gra
     return fx.GraphModule(nn.Module(), graph), extras
 
 
+def is_affine(node: fx.Node, source: fx.Node, random: set[fx.Node]) -> bool:
+    """Whether the function from `source` to `node` is affine, so that it needs no derivative."""
+    for inner in _between(node, source, random):
+        uncertain = [a in random for a in _leaves(inner.args)]
+        if inner.target in _SCALING:
+            if sum(uncertain) != 1 or (inner.target in _QUOTIENTS and not uncertain[0]):
+                return False
+        elif inner.target not in _AFFINE:
+            return False
+    return True
+
+
 def _between(node: fx.Node, source: fx.Node, random: set[fx.Node]) -> dict[fx.Node, None]:
     """Uncertain values on the way from `source` to `node`, in graph order."""
     found: set[fx.Node] = set()
@@ -91,8 +139,12 @@ def _between(node: fx.Node, source: fx.Node, random: set[fx.Node]) -> dict[fx.No
 
 
 def is_pointwise(target: Any) -> bool:
-    """Whether PyTorch tags the op as elementwise."""
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+    """Whether the op is elementwise: as PyTorch tags it, or one of those it forgot."""
+    return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in _UNTAGGED)
+
+
+def _leaves(args: Any) -> list[Any]:
+    return pytree.tree_leaves(args)
 
 
 def _is_tensor(node: fx.Node) -> bool:

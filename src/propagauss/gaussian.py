@@ -251,4 +251,8 @@ pytree.register_pytree_node(
     lambda g: (_tensors(g), g.structure),
     _rebuild,
     serialized_type_name="propagauss.Gaussian",
+    flatten_with_keys_fn=lambda g: (
+        [(pytree.GetAttrKey(k), t) for k, t in zip(("mean", g._spread_name()), _tensors(g), strict=True)],
+        g.structure,
+    ),
 )

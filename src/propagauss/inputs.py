@@ -37,7 +37,8 @@ def as_tensor(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     raise InputError(
-        f"the model returned {_kind(output)}; a tensor is needed: wrap the model so that it returns only its logits or means"
+        f"the model returned {_kind(output)}; a tensor is needed: wrap the model so that it returns only its logits "
+        "or means"
     )
 
 
@@ -54,21 +55,23 @@ def as_latent(output: Any) -> Gaussian:
 def check_eval(model: nn.Module) -> None:
     """Refuse a model whose output is random, or changes the model, because it is in training mode."""
     for path, module in model.named_modules():
-        active = module.training and (
-            (isinstance(module, _DropoutNd) and module.p > 0) or (isinstance(module, _NormBase) and module.track_running_stats)
-        )
-        if active:
-            raise InputError(f"{type(module).__name__} at '{path or '(model)'}' is in training mode: call model.eval() first")
+        dropout = isinstance(module, _DropoutNd) and module.p > 0
+        statistics = isinstance(module, _NormBase) and module.track_running_stats
+        if module.training and (dropout or statistics):
+            where = f"{type(module).__name__} at '{path or '(model)'}'"
+            raise InputError(f"{where} is in training mode: call model.eval() first")
 
 
-def batches(loader: Iterable[Any], device: torch.device | None = None, progress: str | None = None) -> Iterator[tuple[Any, Tensor]]:
-    """The `(x, y)` pairs of a loader, on `device`; `progress` is the title of a progress bar (none without a terminal)."""
+def batches(
+    loader: Iterable[Any], device: torch.device | None = None, progress: str | None = None
+) -> Iterator[tuple[Any, Tensor]]:
+    """The `(x, y)` pairs of a loader, `x` on `device`; `progress` is the title of a bar, shown on terminals only."""
     empty = True
     for batch in tqdm(loader, desc=progress, leave=False, disable=None if progress else True):
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
             raise InputError(
-                f"the loader yields {_kind(batch)}; it must yield pairs (x, y) with y a tensor, and x a tensor, or a tuple "
-                "or dict of inputs"
+                f"the loader yields {_kind(batch)}; it must yield pairs (x, y) with y a tensor, and x a tensor, or a "
+                "tuple or dict of inputs"
             )
         x, y = batch
         x = dict(x) if isinstance(x, Mapping) else x
@@ -94,12 +97,13 @@ def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> Tensor:
     """
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InputError(
-            f"labels are {labels.dtype}; class indices must be integers: use labels.long(), or labels.argmax(-1) if one-hot"
+            f"labels are {labels.dtype}; class indices must be integers: use labels.long(), or labels.argmax(-1) if "
+            "they are one-hot"
         )
     if labels.shape == (*shape, 1):
         labels = labels.squeeze(-1)
     if labels.shape != shape:
-        raise InputError(f"labels have shape {tuple(labels.shape)}, the predictions need {tuple(shape)}: one index each")
+        raise InputError(f"labels have shape {tuple(labels.shape)}, but the predictions need {tuple(shape)}")
     labels = labels.long()
     if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
         raise InputError(

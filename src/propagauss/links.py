@@ -1,7 +1,8 @@
 """Links: from a Gaussian over logits to log-probabilities of classes, `log E[softmax(f)]` for `f ~ N(mean, C)`.
 
 Pure functions `link(mean, spread)`: `mean [..., C]`, and `spread` either variances `[..., C]` or a covariance
-`[..., C, C]`; the result is `[..., C]`, normalised. All are differentiable, work in log space, and never branch on values.
+`[..., C, C]`; the result is `[..., C]`, normalised. All are differentiable, work in log space and never branch on
+values.
 
 The integral has no closed form. Mean total variation distance to it (10 classes, means of standard deviation 3, random
 variances with mean σ²):
@@ -24,6 +25,7 @@ import torch
 from scipy.special import ndtri
 from scipy.stats import qmc
 from torch import Tensor
+from torch.distributions import Categorical
 
 from propagauss.errors import InputError
 
@@ -45,9 +47,10 @@ def probit(mean: Tensor, spread: Tensor) -> Tensor:
 def mean_field(mean: Tensor, spread: Tensor) -> Tensor:
     """`p_i ∝ 1 / Σ_j exp(-(m_i - m_j) / √(1 + π/8 s_ij))`, `s_ij = v_i + v_j - 2 C_ij` (Lu, Ie and Sha, 2021).
 
-    Every pair of classes is treated as a two-class problem with the variance of their difference, so it does not matter
-    what all logits have in common. For two classes it keeps the arg max of the mean and is within 0.02 of the integral; with
-    many classes and variances far above 1 it is too spread out. Time and memory grow with the square of the classes.
+    Every pair of classes is treated as a two-class problem with the variance of their difference, so what all logits
+    have in common does not matter. For two classes it keeps the arg max of the mean and is within 0.02 of the integral;
+    with many classes and variances far above 1 it is too spread out. Time and memory grow with the square of the
+    number of classes.
     """
     v = _variance(mean, spread)
     pairwise = v.unsqueeze(-1) + v.unsqueeze(-2)
@@ -83,9 +86,10 @@ def monte_carlo(mean: Tensor, spread: Tensor, samples: int = 512, seed: int = 0)
 def bridge(mean: Tensor, spread: Tensor) -> Tensor:
     """Mean of the Dirichlet with `α_i = (1 - 2/K + exp(m_i) Σ_j exp(-m_j) / K²) / v_i` (Hobbhahn et al., 2022).
 
-    Two steps come first. Logits are projected to sum to zero, which leaves the softmax as it is (laplace-torch conditions
-    on a zero sum instead, which does not unless all variances are equal). Where the average variance exceeds `√(K/2)`, mean
-    and variance are rescaled to it (the authors' correction; applied to smaller variances it makes predictions too sure).
+    Two steps come first. Logits are projected to sum to zero, which leaves their softmax as it is (laplace-torch
+    conditions on a zero sum instead, which is not the same unless all variances are equal). Where the average variance
+    exceeds `√(K/2)`, mean and variance are rescaled to it (the authors' correction; for smaller variances it would make
+    predictions far too sure).
 
     Known failures: for more than two classes it is not the softmax at zero variance; classes with a small variance gain
     probability whatever their mean; and below the correction only ratios of variances count, so that `fit_scale` finds
@@ -107,14 +111,19 @@ def bridge(mean: Tensor, spread: Tensor) -> Tensor:
     return (log_alpha - v.log()).log_softmax(-1)
 
 
+def categorical(logits: Tensor) -> Categorical:
+    """`Categorical(logits=logits)`, also for an empty batch (on which the check of its own arguments fails)."""
+    return Categorical(logits=logits, validate_args=None if logits.numel() else False)
+
+
 LINKS: dict[str, Link] = {"probit": probit, "mean_field": mean_field, "monte_carlo": monte_carlo, "bridge": bridge}
 
 
 def _is_covariance(mean: Tensor, spread: Tensor) -> bool:
     if spread.dim() - mean.dim() not in (0, 1) or spread.shape[-1] != mean.shape[-1]:
         raise InputError(
-            f"the mean has shape {tuple(mean.shape)} and the spread {tuple(spread.shape)}: give variances of the same shape, "
-            "or covariances with one more dimension of that size"
+            f"the mean has shape {tuple(mean.shape)} and the spread {tuple(spread.shape)}: give variances of the same "
+            "shape, or covariances with one more dimension of that size"
         )
     return spread.dim() > mean.dim()
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
 from propagauss.errors import InputError, UnsupportedOpError
-from propagauss.fuse import Chains, is_pointwise, region
+from propagauss.fuse import Chains, is_affine, is_pointwise, region
 from propagauss.gaussian import Gaussian
 from propagauss.plan import Plan, Step
 from propagauss.posterior.base import Posterior
@@ -164,16 +164,23 @@ class InputStructure(nn.Module):
 
 
 class LinearisedRegion(nn.Module):
-    """Any deterministic function of one Gaussian: `J C Jᵀ`, rows of `C` pushed through by forward-mode derivatives."""
+    """Any deterministic function `f` of one Gaussian: `J C Jᵀ`, rows of `C` pushed through by forward derivatives.
 
-    def __init__(self, function: nn.Module):
+    An affine function needs none: `J t = f(t) - f(0)`.
+    """
+
+    def __init__(self, function: nn.Module, affine: bool):
         super().__init__()
         self.function = function
+        self.affine = affine
 
     def forward(self, x: Gaussian, *extras: Any) -> Gaussian:
         def f(t: Tensor) -> Tensor:
             return self.function(t, *extras)
 
+        if self.affine:
+            offset = f(torch.zeros_like(x.mean))
+            return x.mapped(f(x.mean), lambda t: f(t) - offset)
         return x.mapped(f(x.mean), lambda t: torch.func.jvp(f, (x.mean,), (t,))[1])
 
 
@@ -329,7 +336,7 @@ class _Rewriter:
         self.random.add(node)
         if self.options.full:
             self._check_batch(node, random, weights)
-        if source is not None and len(random) > 1:
+        if source is not None and sum(n in self.random for n in _nodes((node.args, node.kwargs))) > 1:
             self._fused(node, source)
         elif not self._build(node) and not self._apply_function(node) and not self._pointwise(node, random):
             self.unsupported.append((node, "has no rule"))
@@ -342,10 +349,12 @@ class _Rewriter:
         pointwise = all(is_pointwise(n.target) for n in function.graph.nodes if n.op == "call_function")
         label = f"fused {'elementwise' if pointwise else 'function'} of {source.name}"
         if pointwise:
-            module = elementwise(function, None, self.options.activation, _dtype(node))
+            module = elementwise(function, self.options.activation, _dtype(node))
             note = self._activation_note()
         else:
-            module, note = LinearisedRegion(function), "linearised as a whole"
+            affine = is_affine(node, source, self.random)
+            module = LinearisedRegion(function, affine)
+            note = "exact" if affine else "linearised as a whole"
         self.env[node] = self.graph.call_module(
             self._add_module(node.name, module), (self._value(source), *(self._value(e) for e in extras))
         )
@@ -379,18 +388,15 @@ class _Rewriter:
         rest = [a for a in node.all_input_nodes if a is not random[0]]
         if rest:
             function, extras = region(node, random[0], self.random)
-            module = elementwise(function, None, self.options.activation, _dtype(node))
+            module = elementwise(function, self.options.activation, _dtype(node))
         else:
             function, extras = Pointwise(node.target, at, node.args, node.kwargs), []
-            module = self._single_op(node, function, at)
+            own = (node.target, (node.args[1:], node.kwargs)) if at == 0 else ()
+            module = elementwise(function, self.options.activation, _dtype(node), *own)
         inputs = (self._value(random[0]), *(self._value(e) for e in extras))
         self.env[node] = self.graph.call_module(self._add_module(node.name, module), inputs)
         self._note(node, "elementwise", self._activation_note())
         return True
-
-    def _single_op(self, node: fx.Node, function: Pointwise, at: int) -> nn.Module:
-        module = elementwise(function, node.target if at == 0 else None, self.options.activation, _dtype(node))
-        return module
 
     def _delta(self, node: fx.Node) -> bool:
         if node.kwargs:

@@ -5,6 +5,7 @@ Exported without decompositions, so that `linear`, `gelu`, `layer_norm` stay who
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ def trace(model: nn.Module, example: Any) -> Traced:
     batch = _batch_size(plain)
     widened = [_widen(x) if batch == 1 and _is_batched(x, 1) else x for x in plain]
     program, symbols = _export(model, widened, spec, max(batch, 2), fallback=plain)
-    program = _functional(program)
+    program = _tidied(_functional(program))
     _refuse_training(program)
 
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
@@ -168,6 +169,67 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
         node.replace_all_uses_with(new)
         graph.erase_node(node)
     return program
+
+
+def _tidied(program: ExportedProgram) -> ExportedProgram:
+    """Undo what functionalised indexing such as `x[:, 0] += 1` leaves behind: `x[:]`, plain copies, and writes to a part
+    of a tensor, which become a concatenation."""
+    graph = program.graph
+    for node in list(graph.nodes):
+        new = None
+        if node.target == aten.copy.default and _alike(node, node.args[1]):
+            new = node.args[1]
+        elif node.target == aten.slice.Tensor:
+            new = node.args[0] if _is_whole(*node.args[1:]) else None
+        elif node.target == aten.slice_scatter.default:
+            new = node.args[1] if _is_whole(*node.args[2:]) else _spliced(graph, node, *node.args)
+        elif node.target == aten.select_scatter.default:
+            base, source, dim, index = node.args
+            with graph.inserting_before(node):
+                row = _call(graph, node, aten.unsqueeze.default, source, dim)
+            new = _spliced(graph, node, base, row, dim, index, index + 1 or sys.maxsize)
+        if new is not None:
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+    return program
+
+
+def _is_whole(dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> bool:
+    return start in (0, None) and step == 1 and (end is None or (isinstance(end, int) and end == sys.maxsize))
+
+
+def _spliced(
+    graph: fx.Graph,
+    at: fx.Node,
+    base: fx.Node,
+    part: fx.Node,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> fx.Node | None:
+    """`base` with the entries from `start` to `end` replaced by `part`, as a concatenation."""
+    if step != 1:
+        return None
+    with graph.inserting_before(at):
+        pieces = [part]
+        if start not in (0, None):
+            pieces.insert(0, _call(graph, at, aten.slice.Tensor, base, dim, 0, start))
+        if end is not None and end != sys.maxsize:
+            pieces.append(_call(graph, at, aten.slice.Tensor, base, dim, end, sys.maxsize))
+        return _call(graph, at, aten.cat.default, pieces, dim) if len(pieces) > 1 else part
+
+
+def _call(graph: fx.Graph, like: fx.Node, op: Any, *args: Any) -> fx.Node:
+    """A new op at the place of `like`, with its result on the fake values of the arguments."""
+    node = graph.call_function(op, args)
+    node.meta = dict(like.meta)
+    node.meta["val"] = op(*fx.node.map_arg(args, lambda a: a.meta["val"]))
+    return node
+
+
+def _alike(a: fx.Node, b: fx.Node) -> bool:
+    return a.meta["val"].shape == b.meta["val"].shape and a.meta["val"].dtype == b.meta["val"].dtype
 
 
 def _is_mutable(target: Any) -> bool:

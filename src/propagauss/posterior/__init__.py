@@ -1,10 +1,24 @@
-"""Posteriors: Gaussians over named parameters, in three structures."""
+"""Posteriors: Gaussians over named parameters, in three structures, and where they come from."""
 
 from propagauss.posterior.base import Noise, Posterior, load_posterior
 from propagauss.posterior.diagonal import DiagonalPosterior
+from propagauss.posterior.fit import fit_laplace
 from propagauss.posterior.full import FullPosterior
+from propagauss.posterior.ivon import from_ivon
 from propagauss.posterior.kronecker import KroneckerPosterior
+from propagauss.posterior.laplace import from_laplace
 
 KINDS: dict[str, type[Posterior]] = {c.kind: c for c in (DiagonalPosterior, KroneckerPosterior, FullPosterior)}
 
-__all__ = ["KINDS", "DiagonalPosterior", "FullPosterior", "KroneckerPosterior", "Noise", "Posterior", "load_posterior"]
+__all__ = [
+    "KINDS",
+    "DiagonalPosterior",
+    "FullPosterior",
+    "KroneckerPosterior",
+    "Noise",
+    "Posterior",
+    "fit_laplace",
+    "from_ivon",
+    "from_laplace",
+    "load_posterior",
+]

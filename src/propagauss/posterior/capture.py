@@ -2,8 +2,8 @@
 
 A linear map `h = W a + b` (linear, addmm, matmul, convolution) needs only its input `a` and the gradient `g` at its
 output `h` for everything that a Laplace fit asks: per-sample gradients `Σ_t g_t a_tᵀ` and Kronecker factors `Σ a aᵀ`,
-`Σ g gᵀ`. Calls are seen where torch functions are called, so no hook is put on the model, and layers count however they are reached:
-nested, shared, or written as `F.linear` in a custom `forward`.
+`Σ g gᵀ`. It is noted where a torch function is called, so no hook is put on the model, and a layer counts however it is
+reached: nested, shared, or written as `F.linear` in a custom `forward`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ with `h` the eigenvalues of the curvature `H` at unit noise, prior precision `δ
     classification:  log p = -loss, the sum of cross-entropies (and σ = 1)
     regression:      log p = -loss / σ² - n log(σ √2π), loss = ½ Σ (y - f)², n the number of target values
 
-Only the eigenvalues are needed, whatever the structure. With `ρ = δ σ²` the determinant does not depend on `σ`, and the best noise for a
-given `ρ` is `σ² = (2 loss + ρ ‖θ‖²) / n`: even when both are free the search is in one dimension.
+Only the eigenvalues are needed, whatever the structure. With `ρ = δ σ²` the determinant does not depend on `σ`, and the
+best noise for a given `ρ` is `σ² = (2 loss + ρ ‖θ‖²) / n`: even when both are free the search is in one dimension.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import fnmatch
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,9 @@ from tqdm import tqdm
 
 from propagauss.errors import InputError, nearest
 from propagauss.posterior.base import Posterior
-from propagauss.posterior.curvature import (
-    Batch,
-    Curvature,
-    DiagonalCurvature,
-    Forward,
-    FullCurvature,
-    KroneckerCurvature,
-)
+from propagauss.posterior.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
 from propagauss.posterior.evidence import Evidence
+from propagauss.posterior.gradients import Batch, Forward
 
 STRUCTURES: dict[str, type[Curvature]] = {
     "diagonal": DiagonalCurvature,
@@ -51,8 +45,8 @@ def fit_laplace(
 ) -> Posterior:
     """Posterior with precision `H / σ² + δ I` around the parameters of a trained model.
 
-    Nothing of the model changes. Memory does not grow with outputs times parameters, except for `structure="full"`, which stores
-    a square matrix over all chosen parameters.
+    Nothing of the model changes. Memory does not grow with outputs times parameters; `structure="full"` stores a square
+    matrix over all chosen parameters.
 
     Args:
         model: trained, in evaluation mode. It returns a tensor (or an object with `.logits`): `[B, C]` logits for
@@ -60,9 +54,9 @@ def fit_laplace(
         loader: yields `(x, y)` with all the training data, once; `x` is a tensor, a tuple for `model(*x)` or a dict for
             `model(**x)`; `y` holds class indices `[B]`, or values in the shape of the output.
         likelihood: "classification" (cross-entropy) or "regression" (Gaussian noise, the same for all outputs).
-        structure: "diagonal" and "full" are exact; "kronecker" is KFAC, with a factor pair for each weight of a linear
-            layer or convolution and a factor for each bias. Other parameters stay deterministic under it, with a warning.
-        parameters: glob pattern or patterns of the names to be random, as in `model.named_parameters()`. Parameters with
+        structure: "diagonal" and "full" are exact; "kronecker" is KFAC, with a pair of factors for each weight of a
+            linear layer or convolution and a factor for each bias; all else stays deterministic, with a warning.
+        parameters: glob pattern or patterns of the names to be random, as in `model.named_parameters()`. Those with
             `requires_grad=False` are left out.
         prior_precision: `δ`, or "marginal_likelihood" to choose it.
         noise: `σ`, or "marginal_likelihood" to choose it; regression only.
@@ -72,25 +66,23 @@ def fit_laplace(
         A posterior whose `details` hold `prior_precision`, `noise` (regression) and `log_marginal_likelihood`.
     """
     if structure not in STRUCTURES:
-        raise InputError(f"structure is one of {', '.join(STRUCTURES)}; got {structure!r}{nearest(structure, STRUCTURES)}")
+        raise InputError(f"structure is one of {', '.join(STRUCTURES)}; got {structure!r}")
     if likelihood not in _LIKELIHOODS:
         raise InputError(f"likelihood is 'classification' or 'regression'; got {likelihood!r}")
+    if likelihood == "classification" and noise != AUTOMATIC:
+        raise InputError("noise= is for likelihood='regression'; classification has none")
     delta = _positive(prior_precision, "prior_precision")
     sigma = 1.0 if likelihood == "classification" else _positive(noise, "noise")
     refuse_training(model)
-    forward = Forward(model, _select(model, parameters))
-    curvature = STRUCTURES[structure](forward)
-    loss, targets = _accumulate(curvature, loader, _LIKELIHOODS[likelihood], progress)
-    _report_deterministic(forward.chosen, curvature.names)
-
-    evidence = Evidence(
-        eigenvalues=curvature.eigenvalues(),
-        squared_norm=sum(forward.parameters[n].double().square().sum().item() for n in curvature.names),
-        loss=loss,
-        targets=targets,
-    )
-    delta, sigma = evidence.maximise(delta, sigma)
-    posterior = curvature.posterior(delta, sigma).bind(dict(model.named_parameters()))
+    with torch.inference_mode(False):
+        forward = Forward(model, _select(model, parameters))
+        curvature = STRUCTURES[structure](forward)
+        loss, targets = _accumulate(curvature, loader, _LIKELIHOODS[likelihood], progress)
+        _report_deterministic(forward.chosen, curvature.names)
+        squared_norm = sum(forward.parameters[n].double().square().sum().item() for n in curvature.names)
+        evidence = Evidence(curvature.eigenvalues(), squared_norm, loss, targets)
+        delta, sigma = evidence.maximise(delta, sigma)
+        posterior = curvature.posterior(delta, sigma).bind(dict(model.named_parameters()))
     posterior.details = {"prior_precision": delta} | ({"noise": sigma} if likelihood == "regression" else {})
     posterior.details["log_marginal_likelihood"] = evidence.log_marginal_likelihood(delta, sigma)
     return posterior
@@ -113,7 +105,9 @@ def refuse_training(model: nn.Module) -> None:
     bad = [f"{name or 'the model'} ({type(m).__name__})" for name, m in model.named_modules() if _matters(m)]
     if bad:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        raise InputError(f"the model is in training mode, which matters for {', '.join(bad[:3])}{more}: call model.eval()")
+        raise InputError(
+            f"the model is in training mode, which matters for {', '.join(bad[:3])}{more}: call model.eval()"
+        )
 
 
 def _matters(module: nn.Module) -> bool:
@@ -165,13 +159,15 @@ def _report_deterministic(chosen: tuple[str, ...], fitted: tuple[str, ...]) -> N
 # -- the data
 
 
-def _accumulate(curvature: Curvature, loader: Iterable[Any], likelihood: _Likelihood, progress: bool) -> tuple[float, int]:
-    """Run over the data once; returns the loss at unit noise, and the number of target values (0 for classification)."""
+def _accumulate(
+    curvature: Curvature, loader: Iterable[Any], likelihood: _Likelihood, progress: bool
+) -> tuple[float, int]:
+    """Run over the data once; returns the sums of `_Terms.loss` and `_Terms.targets`."""
     forward, loss, targets, samples = curvature.forward, 0.0, 0, 0
     device = forward.parameters[forward.chosen[0]].device
     cuda = [device] if device.type == "cuda" else []
     # iterating over a DataLoader draws random numbers even if it does not shuffle
-    with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
+    with torch.random.fork_rng(devices=cuda), torch.enable_grad():
         for number, item in enumerate(tqdm(loader, desc="Laplace", disable=None if progress else True)):
             x, y = _pair(item, device)
             if y.shape[0] == 0:
@@ -180,14 +176,11 @@ def _accumulate(curvature: Curvature, loader: Iterable[Any], likelihood: _Likeli
             where = f"batch {number}"
             if not output.isfinite().all():
                 raise InputError(f"{where}: the outputs of the model are not finite")
-            output, y, column = likelihood(output, y, where)
-            new = _loss(output, y)
-            if not math.isfinite(new):
-                raise InputError(f"{where}: the loss is {new}; are there missing values among the targets?")
-            loss += new
-            targets += y.numel() if y.is_floating_point() else 0
-            samples += y.shape[0]
-            curvature.add(Batch(forward, x, y.shape[0], output, seen, column))
+            terms = likelihood(output, y, where)
+            if not math.isfinite(terms.loss):
+                raise InputError(f"{where}: the loss is {terms.loss}; are there missing values among the targets?")
+            loss, targets, samples = loss + terms.loss, targets + terms.targets, samples + len(y)
+            curvature.add(Batch(forward, x, len(y), terms.output, seen, terms.column))
     if samples == 0:
         raise InputError("the loader is empty: a Laplace fit needs the training data (an exhausted iterator, perhaps?)")
     return loss, targets
@@ -196,18 +189,31 @@ def _accumulate(curvature: Curvature, loader: Iterable[Any], likelihood: _Likeli
 def _pair(item: Any, device: torch.device) -> tuple[Any, Tensor]:
     if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], Tensor) and item[1].dim() > 0):
         raise InputError(
-            f"the loader must yield (x, y) with a tensor y, got {type(item).__name__}; for a dictionary of inputs yield (inputs, labels)"
+            f"the loader must yield (x, y) with a tensor y, got a {type(item).__name__}; "
+            "for a dictionary of inputs yield (inputs, labels)"
         )
     x, y = item
     x = tuple(x) if isinstance(x, list) else dict(x) if isinstance(x, Mapping) else x
-    return pytree.tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, x), y.to(device)
+    return pytree.tree_map(lambda t: _plain(t, device) if isinstance(t, Tensor) else t, x), _plain(y, device)
 
 
-_Likelihood = Callable[[Tensor, Tensor, str], tuple[Tensor, Tensor, Callable[[int], Tensor]]]
+def _plain(t: Tensor, device: torch.device) -> Tensor:
+    """On the model's device, and a tensor that autograd can use even if it was made in inference mode."""
+    t = t.to(device)
+    return t.clone() if t.is_inference() else t
 
 
-def _classification(output: Tensor, y: Tensor, where: str) -> tuple[Tensor, Tensor, Callable[[int], Tensor]]:
-    """`Λ = diag(p) - p pᵀ` has the root with columns `√p_c (e_c - p)`."""
+class _Terms(NamedTuple):
+    """What the likelihood says about one batch, at unit noise."""
+
+    output: Tensor  # [B, C], with its graph
+    loss: float  # negative log-likelihood without its constant
+    targets: int  # number of target values, 0 for classification
+    column: Callable[[int], Tensor]  # c -> [B, C], column c of a root of the Hessian of the loss in the outputs
+
+
+def _classification(output: Tensor, y: Tensor, where: str) -> _Terms:
+    """Cross-entropy; its Hessian `diag(p) - p pᵀ` has a root with columns `√p_c (e_c - p)`."""
     if output.dim() != 2 or output.shape[1] < 2:
         raise InputError(
             f"{where}: classification needs outputs [B, C] with at least 2 classes, got {tuple(output.shape)}"
@@ -216,41 +222,36 @@ def _classification(output: Tensor, y: Tensor, where: str) -> tuple[Tensor, Tens
     if y.is_floating_point() or y.dtype == torch.bool:
         raise InputError(f"{where}: labels must be integers, the index of the class; got {y.dtype}")
     if y.shape != output.shape[:1]:
-        raise InputError(f"{where}: labels have shape {tuple(y.shape)}; outputs {tuple(output.shape)} need [{output.shape[0]}]")
+        raise InputError(
+            f"{where}: labels have shape {tuple(y.shape)}, outputs {tuple(output.shape)}; labels must be [B]"
+        )
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= output.shape[1]:
-        raise InputError(f"{where}: labels go from {low} to {high}, but the model has classes 0 to {output.shape[1] - 1}")
+        raise InputError(
+            f"{where}: labels go from {low} to {high}, but the model has classes 0 to {output.shape[1] - 1}"
+        )
+    loss = F.cross_entropy(output.detach().double(), y.long(), reduction="sum").item()
     p = output.detach().softmax(1)
-
-    def column(c: int) -> Tensor:
-        unit = torch.zeros_like(p)
-        unit[:, c] = 1
-        return p[:, c : c + 1].sqrt() * (unit - p)
-
-    return output, y.long(), column
+    return _Terms(output, loss, 0, lambda c: p[:, c : c + 1].sqrt() * (_unit(p, c) - p))
 
 
-def _regression(output: Tensor, y: Tensor, where: str) -> tuple[Tensor, Tensor, Callable[[int], Tensor]]:
-    """`Λ = I` at unit noise."""
+def _regression(output: Tensor, y: Tensor, where: str) -> _Terms:
+    """Half the sum of squares; its Hessian is the identity."""
     fits = y.shape == output.shape or y.shape == (*output.shape, 1) or (*y.shape, 1) == output.shape
     if not fits or output.dim() == 0:
-        raise InputError(f"{where}: targets have shape {tuple(y.shape)}, the outputs {tuple(output.shape)}: they must agree")
-    output = output.reshape(y.shape[0], -1)
-
-    def column(c: int) -> Tensor:
-        unit = torch.zeros_like(output)
-        unit[:, c] = 1
-        return unit
-
-    return output, y.reshape(output.shape).to(output.dtype), column
+        raise InputError(
+            f"{where}: targets have shape {tuple(y.shape)}, outputs {tuple(output.shape)}; they must agree"
+        )
+    output = output.reshape(len(y), -1)
+    loss = 0.5 * (output.detach().double() - y.reshape(output.shape)).square().sum().item()
+    return _Terms(output, loss, y.numel(), lambda c: _unit(output, c))
 
 
+def _unit(like: Tensor, c: int) -> Tensor:
+    unit = torch.zeros_like(like)
+    unit[:, c] = 1
+    return unit
+
+
+_Likelihood = Callable[[Tensor, Tensor, str], _Terms]
 _LIKELIHOODS: dict[str, _Likelihood] = {"classification": _classification, "regression": _regression}
-
-
-def _loss(output: Tensor, y: Tensor) -> float:
-    """Negative log-likelihood at unit noise, without its constant."""
-    output = output.detach().double()
-    if y.is_floating_point():
-        return 0.5 * float((output - y).square().sum())
-    return float(F.cross_entropy(output, y, reduction="sum"))

@@ -23,7 +23,9 @@ from propagauss.gaussian import Gaussian
 from propagauss.rules.moments import MOMENTS, Moments, quadrature
 
 aten = torch.ops.aten
-Derivative = Callable[..., Tensor]  # (mean, g(mean), *other arguments of the op) -> g'(mean)
+Derivative = Callable[..., Tensor]  # (mean, g(mean), *settings of the op) -> g'(mean)
+Settings = tuple[tuple[Any, ...], dict[str, Any]]  # the op's other arguments, such as a slope
+NONE: Settings = ((), {})
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,11 @@ class Closed:
 class Elementwise(nn.Module):
     """An elementwise function applied to a Gaussian; `rest` are deterministic tensors that the function also needs."""
 
-    def __init__(self, function: Callable[..., Tensor], closed: Closed | None = None):
+    def __init__(self, function: Callable[..., Tensor], closed: Closed | None = None, settings: Settings = NONE):
         super().__init__()
         self.function = function
         self.closed = closed
+        self.settings = settings
 
     def forward(self, x: Gaussian, *rest: Any) -> Gaussian:
         m = x.mean
@@ -48,7 +51,7 @@ class Elementwise(nn.Module):
             y, slope = torch.func.jvp(lambda t: self.function(t, *rest), (m,), (torch.ones_like(m),))
             return x.scaled(y, slope)
         y = self.function(m, *rest)
-        slope = self.closed.derivative(m, y, *rest)
+        slope = self.closed.derivative(m, y, *self.settings[0], **self.settings[1])
         if self.closed.binary and not x.is_full:
             return Gaussian.diagonal(y, x.variance * slope)
         return x.scaled(y, slope.to(m.dtype))
@@ -60,10 +63,18 @@ class MomentMatched(nn.Module):
     nodes: Tensor
     weights: Tensor
 
-    def __init__(self, function: Callable[..., Tensor], closed: Moments | None, dtype: torch.dtype, order: int = 64):
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        closed: Moments | None,
+        settings: Settings,
+        dtype: torch.dtype,
+        order: int = 64,
+    ):
         super().__init__()
         self.function = function
         self.closed = closed
+        self.settings = settings
         nodes, weights = np.polynomial.hermite_e.hermegauss(order)
         self.register_buffer("nodes", torch.tensor(nodes, dtype=dtype))
         self.register_buffer("weights", torch.tensor(weights / math.sqrt(2 * math.pi), dtype=dtype))
@@ -71,7 +82,7 @@ class MomentMatched(nn.Module):
     def forward(self, x: Gaussian, *rest: Any) -> Gaussian:
         v = x.variance
         if self.closed is not None:
-            mean, variance, slope = self.closed(x.mean, v, *rest)
+            mean, variance, slope = self.closed(x.mean, v, *self.settings[0], **self.settings[1])
         else:
             mean, variance, slope = quadrature(lambda t: self.function(t, *rest), x.mean, v, self.nodes, self.weights)
         if not x.is_full:
@@ -82,11 +93,13 @@ class MomentMatched(nn.Module):
         return Gaussian.full(mean, carried + torch.diag_embed(extra))
 
 
-def elementwise(function: Callable[..., Tensor], op: Any, mode: str, dtype: torch.dtype) -> nn.Module:
-    """The module for an elementwise function that is `op` with its uncertain argument first (None if it is not)."""
+def elementwise(
+    function: Callable[..., Tensor], mode: str, dtype: torch.dtype, op: Any = None, settings: Settings = NONE
+) -> nn.Module:
+    """The module for an elementwise function; `op` and `settings` if it is that op on its first argument."""
     if mode == "moments":
-        return MomentMatched(function, MOMENTS.get(op), dtype)
-    return Elementwise(function, CLOSED.get(op))
+        return MomentMatched(function, MOMENTS.get(op), settings, dtype)
+    return Elementwise(function, CLOSED.get(op), settings)
 
 
 # -- derivatives in closed form
@@ -125,6 +138,7 @@ CLOSED: dict[Any, Closed] = {
     aten.relu.default: Closed(lambda m, y: m > 0, binary=True),
     aten.relu6.default: Closed(lambda m, y: (m > 0) & (m < 6), binary=True),
     aten.hardtanh.default: Closed(_clip, binary=True),
+    aten.hardsigmoid.default: Closed(lambda m, y: ((m > -3) & (m < 3)).to(m.dtype) / 6),
     aten.leaky_relu.default: Closed(_leaky),
     aten.sigmoid.default: Closed(lambda m, y: y * (1 - y)),
     aten.tanh.default: Closed(lambda m, y: 1 - y * y),

@@ -43,7 +43,7 @@ def independent_sum(mean: Tensor, parts: list[Gaussian]) -> Gaussian:
 
 @rule(aten.add.Tensor, aten.add.Scalar, operator.add, note="independent terms")
 def add(x: Value, y: Value, *, alpha: float = 1) -> Gaussian:
-    mean = _mean(x) + (_mean(y) if alpha == 1 else alpha * _mean(y))
+    mean = _mean(x) + _mean(y) if alpha == 1 else torch.add(_mean(x), _mean(y), alpha=alpha)
     y = multiply(y, alpha) if isinstance(y, Gaussian) and alpha != 1 else y
     return independent_sum(mean, [g.expanded(mean.shape) for g in (x, y) if isinstance(g, Gaussian)])
 
@@ -55,7 +55,7 @@ def subtract(x: Value, y: Value, *, alpha: float = 1) -> Gaussian:
 
 @rule(aten.rsub.Tensor, aten.rsub.Scalar, note="independent terms")
 def reverse_subtract(x: Value, y: Value, alpha: float = 1) -> Gaussian:
-    return add(y, x, alpha=-alpha)
+    return add(multiply(x, -alpha), y)
 
 
 @rule(aten.mul.Tensor, aten.mul.Scalar, operator.mul, note="independent factors: exact moments")
@@ -105,15 +105,14 @@ def delta(function: Callable[..., Tensor], *args: Any) -> Gaussian:
     return independent_sum(mean, parts)
 
 
-@rule(aten.where.self, note="independent branches")
+@rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, note="independent branches")
 def where(condition: Tensor, x: Value, y: Value) -> Gaussian:
     mean = torch.where(condition, _mean(x), _mean(y))
-    zero = torch.zeros((), dtype=mean.dtype, device=mean.device)
     chosen = condition.to(mean.dtype)
     parts = []
     for value, weight in ((x, chosen), (y, 1 - chosen)):
         if isinstance(value, Gaussian):
-            parts.append(value.expanded(mean.shape).scaled(mean, weight + zero))
+            parts.append(value.expanded(mean.shape).scaled(mean, weight))
     return independent_sum(mean, parts)
 
 

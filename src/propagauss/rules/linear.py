@@ -170,4 +170,5 @@ def addmm(bias: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Ga
 
     product = matmul(a, b)
     product = product if alpha == 1 else multiply(product, alpha)
-    return add(product, bias if beta == 1 else multiply(bias, beta))
+    scaled = bias * beta if isinstance(bias, Tensor) else multiply(bias, beta)
+    return add(product, scaled)

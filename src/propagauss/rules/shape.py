@@ -159,10 +159,11 @@ def cumulative(x: Gaussian, dim: int, **kwargs: Any) -> Gaussian:
 @rule(aten.mean.default, aten.mean.dim, note="exact")
 def average(x: Gaussian, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Gaussian:
     def mean(t: Tensor) -> Tensor:
-        return t.mean(**kwargs) if dim is None or dim == [] else t.mean(dim, keepdim, **kwargs)
+        return t.mean(**kwargs) if not dim and dim != 0 else t.mean(dim, keepdim, **kwargs)
 
-    y = mean(x.mean)
-    return x.mapped(y, mean, lambda v: mean(v) * (y.numel() / x.mean.numel()))
+    dims = range(len(x.shape)) if not dim and dim != 0 else [dim] if isinstance(dim, int) else dim
+    count = torch.Size(x.shape[d] for d in dims).numel()
+    return x.mapped(mean(x.mean), mean, lambda v: mean(v) / count)
 
 
 @rule(aten.constant_pad_nd.default, note="exact")
@@ -178,29 +179,6 @@ def pad(x: Gaussian, sizes: list[int], mode: str = "constant", value: float | No
 @rule(aten.masked_fill.Scalar, note="exact")
 def masked_fill(x: Gaussian, mask: Tensor, value: float) -> Gaussian:
     return x.mapped(x.mean.masked_fill(mask, value), lambda t: t.masked_fill(mask, 0))
-
-
-@rule(aten.select_scatter.default, aten.slice_scatter.default, note="parts taken as independent")
-def scatter(x: Gaussian | Tensor, source: Gaussian | Tensor, *args: Any, **kwargs: Any) -> Gaussian:
-    """`source` written over part of `x`: what `x[:, 0] = source` becomes."""
-    target, new = (t.mean if isinstance(t, Gaussian) else t for t in (x, source))
-    # a position of the target tells which of the two ops it was: their sources differ in dimension
-    op = aten.select_scatter if new.dim() < target.dim() else aten.slice_scatter
-    mean = op(target, new, *args, **kwargs)
-    zeros = torch.zeros_like(mean), torch.zeros_like(new)
-    parts = []
-    if isinstance(x, Gaussian):
-        parts.append(x.mapped(mean, lambda t: op(t, zeros[1], *args, **kwargs)))
-    if isinstance(source, Gaussian):
-        parts.append(source.mapped(mean, lambda t: op(zeros[0], t, *args, **kwargs)))
-    return independent_sum(mean, parts)
-
-
-@rule(aten.copy.default, note="exact")
-def copy(x: Gaussian | Tensor, source: Gaussian | Tensor, non_blocking: bool = False) -> Gaussian | Tensor:
-    if isinstance(source, Gaussian):
-        return source.expanded(x.shape)
-    return source.expand(x.shape)
 
 
 def _cast(op: Any) -> Callable[..., Gaussian]:

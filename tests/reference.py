@@ -1,0 +1,84 @@
+"""Literal references: the sums of the paper as loops, and Monte Carlo. Slow, obvious, and independent of the library."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def random_psd(
+    n: int, batch: int | None = None, scale: float = 1.0, generator: torch.Generator | None = None
+) -> Tensor:
+    """A well-conditioned random covariance: `[n, n]` or `[batch, n, n]`."""
+    shape = (n, n) if batch is None else (batch, n, n)
+    root = torch.randn(shape, dtype=torch.float64, generator=generator)
+    return scale * (root @ root.mT / n + 0.1 * torch.eye(n, dtype=torch.float64))
+
+
+def linearised(function: Callable[..., Tensor], means: Sequence[Tensor], covariances: Sequence[Tensor]) -> Tensor:
+    """`C_kl = Σ_inputs Σ_ij J_ki C_ij J_lj`, sample by sample, entry by entry: `[B, n', n']`."""
+    samples = []
+    for b in range(means[0].shape[0]):
+        at = tuple(m[b : b + 1] for m in means)
+        jacobians = torch.autograd.functional.jacobian(lambda *xs: function(*xs).flatten(), at)
+        out = jacobians[0].shape[0]
+        total = torch.zeros(out, out, dtype=torch.float64)
+        for jacobian, c in zip(jacobians, covariances, strict=True):
+            j = jacobian.reshape(out, -1)
+            for k, l in itertools.product(range(out), repeat=2):
+                total[k, l] += sum(
+                    j[k, i] * c[b, i, n] * j[l, n] for i, n in itertools.product(range(j.shape[1]), repeat=2)
+                )
+        samples.append(total)
+    return torch.stack(samples)
+
+
+def linear_layer(weight: Tensor, joint: Tensor, m: Tensor, c: Tensor, has_bias: bool) -> Tensor:
+    """The paper's Cov[h_k, h_l] for one sample, as written there.
+
+    `weight [out, in]`, `joint` the dense covariance of (weight row by row, bias), `m [in]`, `c [in, in]`.
+    """
+    out, inputs = weight.shape
+
+    def w(k: int, i: int) -> int:
+        return k * inputs + i
+
+    result = torch.zeros(out, out, dtype=torch.float64)
+    for k, l in itertools.product(range(out), repeat=2):
+        for i, j in itertools.product(range(inputs), repeat=2):
+            cov_w = joint[w(k, i), w(l, j)]
+            result[k, l] += m[i] * m[j] * cov_w + weight[k, i] * weight[l, j] * c[i, j] + c[i, j] * cov_w
+        if has_bias:
+            result[k, l] += joint[out * inputs + k, out * inputs + l]
+            for i in range(inputs):
+                result[k, l] += m[i] * (joint[w(k, i), out * inputs + l] + joint[w(l, i), out * inputs + k])
+    return result
+
+
+def monte_carlo(
+    function: Callable[..., Tensor], means: Sequence[Tensor], covariances: Sequence[Tensor], samples: int
+) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of `function` under Gaussian inputs: `[B, n']`, `[B, n', n']`."""
+    generator = torch.Generator().manual_seed(0)
+    draws = []
+    for m, c in zip(means, covariances, strict=True):
+        root = torch.linalg.cholesky(c + 1e-14 * torch.eye(c.shape[-1], dtype=c.dtype))
+        z = torch.randn((samples, m.shape[0], c.shape[-1]), dtype=m.dtype, generator=generator)
+        draws.append(m + torch.einsum("bij,sbj->sbi", root, z).reshape(samples, *m.shape))
+    values = function(*(d.flatten(0, 1) for d in draws)).reshape(samples, means[0].shape[0], -1)
+    centred = values - values.mean(0)
+    return values.mean(0), torch.einsum("sbi,sbj->bij", centred, centred) / samples
+
+
+def assert_covariance_close(actual: Tensor, sampled: Tensor, samples: int, slack: float = 0.0) -> None:
+    """Every entry within 6 standard errors of the sampled covariance (plus a relative `slack`).
+
+    For Gaussians the standard error of a sampled `C_ij` is `√((C_ii C_jj + C_ij²) / samples)`; the outputs here are
+    not quite Gaussian, so it is doubled.
+    """
+    d = actual.diagonal(dim1=-2, dim2=-1)
+    size = d.unsqueeze(-1) * d.unsqueeze(-2)
+    error = 2 * torch.sqrt((size + actual.square()) / samples)
+    excess = (actual - sampled).abs() - 6 * error - slack * size.sqrt() - 1e-12
+    assert (excess <= 0).all(), f"off by {excess.max():.3g} beyond the tolerance"

@@ -1,0 +1,149 @@
+"""The contract that every rule gets by declaring one case (DESIGN: literal loop, Monte Carlo, zero covariance, batch
+invariance, positive variances, gradients, export and compile)."""
+
+import pytest
+import torch
+from reference import assert_covariance_close, linearised, monte_carlo, random_psd
+from rules.cases import CASES, Call, Case
+from torch import Tensor
+
+import propagauss as pg
+
+SAMPLES = 40_000
+ALL = [pytest.param(c, s, id=f"{c.name}-{s}") for c in CASES for s in c.structures]
+
+
+def inputs(case: Case, structure: str, scale: float, batch: int = 3) -> tuple[list[Tensor], list[Tensor]]:
+    """Means away from kinks (|m| >= 0.25) and covariances `[B, n, n]`, diagonal ones in the diagonal structure."""
+    generator = torch.Generator().manual_seed(7)
+    means, covariances = [], []
+    for event in case.events:
+        m = torch.randn((batch, *event), dtype=torch.float64, generator=generator)
+        m = m.sign() * (m.abs() + 0.25)
+        means.append(m.abs() + 0.5 if case.positive else m)
+        c = random_psd(int(torch.Size(event).numel()), batch, scale, generator)
+        covariances.append(torch.diag_embed(c.diagonal(dim1=1, dim2=2)) if structure == "diagonal" else c)
+    return means, covariances
+
+
+def gaussians(means: list[Tensor], covariances: list[Tensor], structure: str) -> tuple[pg.Gaussian, ...]:
+    if structure == "full":
+        return tuple(pg.Gaussian(m, covariance=c) for m, c in zip(means, covariances, strict=True))
+    spread = [c.diagonal(dim1=1, dim2=2).reshape(m.shape) for m, c in zip(means, covariances, strict=True)]
+    return tuple(pg.Gaussian(m, v) for m, v in zip(means, spread, strict=True))
+
+
+def build(case: Case, structure: str, example: tuple[pg.Gaussian, ...]) -> pg.Streamlined:
+    return pg.streamline(Call(case.function).eval(), None, example, covariance=structure)
+
+
+def spread(g: pg.Gaussian, batch: int) -> Tensor:
+    """Joint covariance if it is kept, else the variances, as `[B, n, n]` or `[B, n]`."""
+    return g.covariance if g.is_full else g.variance.reshape(batch, -1)
+
+
+def reduce(covariance: Tensor, structure: str) -> Tensor:
+    return covariance if structure == "full" else covariance.diagonal(dim1=1, dim2=2)
+
+
+@pytest.mark.parametrize("case, structure", ALL)
+def test_equals_the_literal_loop(case: Case, structure: str) -> None:
+    means, covariances = inputs(case, structure, 0.3)
+    g = build(case, structure, gaussians(means, covariances, structure))(*gaussians(means, covariances, structure))
+    expected = linearised(case.function, means, covariances)
+    if case.second_order is not None:
+        expected = expected + case.second_order(means, covariances)
+    torch.testing.assert_close(g.mean, case.function(*means), rtol=0, atol=1e-14)
+    if case.name == "glu":
+        return  # a product of two halves: its second-order term has no place in a linearised reference
+    torch.testing.assert_close(spread(g, 3), reduce(expected, structure), rtol=case.rtol, atol=1e-12)
+
+
+@pytest.mark.parametrize("case, structure", ALL)
+def test_agrees_with_monte_carlo(case: Case, structure: str) -> None:
+    # exact rules at any variance; linearised ones where the first order is all there is
+    means, covariances = inputs(case, structure, 0.5 if case.exact else 1e-6)
+    g = build(case, structure, gaussians(means, covariances, structure))(*gaussians(means, covariances, structure))
+    _, sampled = monte_carlo(case.function, means, covariances, SAMPLES)
+    if structure == "full":
+        assert_covariance_close(g.covariance, sampled, SAMPLES, slack=0.0 if case.exact else 0.01)
+    else:
+        actual = torch.diag_embed(g.variance.reshape(3, -1))
+        kept = torch.eye(actual.shape[-1], dtype=torch.bool)
+        assert_covariance_close(actual, sampled * kept, SAMPLES, slack=0.0 if case.exact else 0.01)
+
+
+@pytest.mark.parametrize("case, structure", ALL)
+def test_zero_covariance_gives_the_plain_op(case: Case, structure: str) -> None:
+    means, covariances = inputs(case, structure, 0.0)
+    x = gaussians(means, covariances, structure)
+    g = build(case, structure, x)(*x)
+    torch.testing.assert_close(g.mean, case.function(*means), rtol=1e-15, atol=1e-15)
+    assert torch.count_nonzero(g.variance) == 0
+
+
+@pytest.mark.parametrize("case, structure", ALL)
+def test_batch_split_and_permutation_change_nothing(case: Case, structure: str) -> None:
+    means, covariances = inputs(case, structure, 0.3)
+    net = build(case, structure, gaussians(means, covariances, structure))
+    whole = net(*gaussians(means, covariances, structure))
+    order = torch.tensor([2, 0, 1])
+    parts = [
+        net(*gaussians([m[i : i + 1] for m in means], [c[i : i + 1] for c in covariances], structure)) for i in order
+    ]
+    torch.testing.assert_close(torch.cat([p.mean for p in parts]).reshape(3, -1), whole.mean.reshape(3, -1)[order])
+    torch.testing.assert_close(torch.cat([spread(p, 1) for p in parts]), spread(whole, 3)[order])
+    empty = net(*gaussians([m[:0] for m in means], [c[:0] for c in covariances], structure))
+    assert empty.mean.numel() == empty.variance.numel() == 0
+
+
+@pytest.mark.parametrize("case, structure", ALL)
+def test_spread_is_a_covariance(case: Case, structure: str) -> None:
+    means, covariances = inputs(case, structure, 2.0)
+    x = gaussians(means, covariances, structure)
+    g = build(case, structure, x)(*x)
+    assert (g.variance >= 0).all()
+    if structure == "full":
+        torch.testing.assert_close(g.covariance, g.covariance.mT)
+        assert torch.linalg.eigvalsh(g.covariance).min() >= -1e-10 * g.covariance.abs().max()
+
+
+@pytest.mark.parametrize("case, structure", ALL)
+def test_gradients(case: Case, structure: str) -> None:
+    means, covariances = inputs(case, structure, 0.3, batch=2)
+    net = build(case, structure, gaussians(means, covariances, structure))
+    spreads = [torch.as_tensor(c) for c in covariances]
+    if structure == "diagonal":
+        spreads = [c.diagonal(dim1=1, dim2=2).reshape(m.shape).clone() for m, c in zip(means, covariances, strict=True)]
+    make = pg.Gaussian.full if structure == "full" else pg.Gaussian.diagonal
+
+    def forward(*flat: Tensor) -> tuple[Tensor, Tensor]:
+        half = len(flat) // 2
+        g = net(*(make(m, s) for m, s in zip(flat[:half], flat[half:], strict=True)))
+        return g.mean, spread(g, 2)
+
+    leaves = [t.clone().requires_grad_() for t in (*means, *spreads)]
+    assert torch.autograd.gradcheck(forward, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("case, structure", ALL)
+def test_exported_equals_eager(case: Case, structure: str) -> None:
+    means, covariances = inputs(case, structure, 0.3)
+    x = gaussians(means, covariances, structure)
+    net = build(case, structure, x)
+    expected = net(*x)
+    exported = torch.export.export(net, x, strict=False).module()(*x)
+    torch.testing.assert_close(exported.mean, expected.mean)
+    torch.testing.assert_close(spread(exported, 3), spread(expected, 3))
+
+
+@pytest.mark.parametrize("case, structure", ALL)
+def test_compiled_equals_eager(case: Case, structure: str) -> None:
+    means, covariances = inputs(case, structure, 0.3)
+    x = gaussians(means, covariances, structure)
+    net = build(case, structure, x)
+    expected = net(*x)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, fullgraph=True, backend="eager")(*x)
+    torch.testing.assert_close(compiled.mean, expected.mean)
+    torch.testing.assert_close(spread(compiled, 3), spread(expected, 3))
