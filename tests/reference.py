@@ -82,3 +82,44 @@ def assert_covariance_close(actual: Tensor, sampled: Tensor, samples: int, slack
     error = 2 * torch.sqrt((size + actual.square()) / samples)
     excess = (actual - sampled).abs() - 6 * error - slack * size.sqrt() - 1e-12
     assert (excess <= 0).all(), f"off by {excess.max():.3g} beyond the tolerance"
+
+
+def shared_layer(weight: Tensor, joint: Tensor, m: Tensor, c: Tensor, has_bias: bool) -> Tensor:
+    """`linear_layer` for positions that share the layer: Cov[h_tk, h_ul], one sample, as `[T*out, T*out]`.
+
+    `m [T, in]`, `c [T, in, T, in]`, both rows and columns of the result run over (position, output).
+    """
+    (out, inputs), positions = weight.shape, m.shape[0]
+
+    def w(k: int, i: int) -> int:
+        return k * inputs + i
+
+    result = torch.zeros(positions, out, positions, out, dtype=torch.float64)
+    for t, k, u, l in itertools.product(range(positions), range(out), range(positions), range(out)):
+        for i, j in itertools.product(range(inputs), repeat=2):
+            cov_a, cov_w = c[t, i, u, j], joint[w(k, i), w(l, j)]
+            result[t, k, u, l] += m[t, i] * m[u, j] * cov_w + weight[k, i] * weight[l, j] * cov_a + cov_a * cov_w
+        if has_bias:
+            result[t, k, u, l] += joint[out * inputs + k, out * inputs + l]
+            for i in range(inputs):
+                result[t, k, u, l] += m[t, i] * joint[w(k, i), out * inputs + l]
+                result[t, k, u, l] += m[u, i] * joint[w(l, i), out * inputs + k]
+    return result.reshape(positions * out, positions * out)
+
+
+def bilinear(
+    function: Callable[[Tensor, Tensor], Tensor], theta: Tensor, joint: Tensor, m: Tensor, c: Tensor, products: bool
+) -> Tensor:
+    """Covariance of `f(θ, x)` for independent Gaussians `θ ~ (theta, joint)` and `x ~ (m, c)`, all flat: `[n', n']`.
+
+    With `f` linear in each argument, `δf_k = Σ_p J_kp δθ_p + Σ_i K_ki δx_i + Σ_pi H_kpi δθ_p δx_i`, and the last sum has
+    the covariance `Σ H_kpi H_lqj joint_pq c_ij`: exact. Without `products` that term is left out (linearisation).
+    """
+    by_theta = torch.func.jacrev(function, 0)(theta, m)
+    by_x = torch.func.jacrev(function, 1)(theta, m)
+    total = by_theta @ joint @ by_theta.mT + by_x @ c @ by_x.mT
+    if products:
+        mixed = torch.func.jacrev(torch.func.jacrev(function, 0), 1)(theta, m)  # [n', P, in]
+        for k, l in itertools.product(range(total.shape[0]), repeat=2):
+            total[k, l] += ((mixed[k].mT @ joint @ mixed[l]) * c).sum()
+    return total

@@ -103,8 +103,15 @@ def test_glm_gradients_reach_the_input():
     net = GLM(model, posterior_for(model, "diagonal"))
     x = torch.randn(2, 3, dtype=F64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: net(x).covariance, (x,))
-    with torch.no_grad():
-        torch.testing.assert_close(net(x).covariance, net(x.detach()).covariance)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode):
+    model, x = mlp(), torch.randn(4, 3, dtype=F64)
+    for net in (GLM(model, posterior_for(model, "diagonal")), MonteCarlo(model, posterior_for(model, "full"), 5)):
+        expected = net(x)
+        with mode():
+            torch.testing.assert_close(net(x).variance, expected.variance)
 
 
 class TwoInputs(nn.Module):
@@ -303,6 +310,9 @@ def test_training_mode_that_does_not_matter():
     assert MAP(model)(torch.randn(2, 3)).shape == (2, 2)
 
 
+X = torch.ones(1, 3, dtype=F64)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -326,7 +336,7 @@ def test_training_mode_that_does_not_matter():
             InputError,
             "variance is zero",
         ),
-        (lambda m: MAP(nn.LSTM(3, 2).double())(torch.ones(1, 3, dtype=F64)), InputError, "a tuple of 2"),
+        (lambda m: MAP(nn.LSTM(3, 2).double())(X), InputError, "a tuple of 2"),
     ],
 )
 def test_errors(make, error, message):

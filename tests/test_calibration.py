@@ -270,6 +270,14 @@ def test_noise_per_output():
     assert "noise" in str(reg.fit_report)
 
 
+def test_fitted_noise_is_kept_by_a_later_fit_of_the_scale():
+    x, y = regression(outputs=2)
+    reg = Regressor(Latent()).fit_scale([(x, y)], fit_noise=True)
+    scale, noise = reg.scale, reg.noise
+    assert isinstance(noise, Tensor) and torch.equal(noise, reg.fit_scale([(x, y)]).noise)
+    assert reg.scale == pytest.approx(scale, rel=1e-2)
+
+
 def test_noise_without_variance_is_the_error_of_the_model():
     model = nn.Linear(3, 1).double()
     x, y = torch.randn(200, 3, dtype=F64), torch.randn(200, 1, dtype=F64)

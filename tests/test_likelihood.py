@@ -238,6 +238,11 @@ def test_compiles_in_one_graph(name):
         torch.testing.assert_close(compiled(mean, spread), LINKS[name](mean, spread))
 
 
+def test_more_classes_than_a_sobol_sequence_has():
+    mean = torch.zeros(1, 21_202)
+    torch.testing.assert_close(monte_carlo(mean, mean, samples=2), mean.log_softmax(-1))
+
+
 def test_link_refuses_shapes_that_do_not_fit():
     with pytest.raises(InputError, match="one more dimension"):
         probit(torch.zeros(2, 3), torch.zeros(2, 4))
@@ -400,3 +405,12 @@ def test_regressor_small_batches_and_dtypes(batch, dtype):
 def test_regressor_without_output_dimension():
     reg = Regressor(lambda x: Gaussian(x[:, 0], torch.ones(len(x))), noise=1.0)
     torch.testing.assert_close(reg(torch.zeros(3, 2)).variance, torch.full((3,), 2.0))
+
+
+def test_regressor_shows_its_noise_and_compiles():
+    reg = Regressor(Latent(), noise=torch.tensor([0.1, 0.2, 0.3, 0.4]))
+    assert "noise=[0.1, 0.2, 0.3, 0.4], scale=1" in repr(reg)
+    assert "noise=0.5, scale=2" in repr(Regressor(Latent(), noise=0.5, scale=2.0))
+    x = torch.randn(5, 3, dtype=F64)
+    compiled = torch.compile(lambda x: reg(x).variance, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), reg(x).variance)

@@ -1,7 +1,46 @@
 """propagauss: the predictive distribution of a Bayesian neural network, analytically, in one forward pass."""
 
+from propagauss import baselines, links, metrics
 from propagauss.errors import InputError, PosteriorError, PropagaussError, UnsupportedOpError
 from propagauss.gaussian import Gaussian
-from propagauss.posterior import DiagonalPosterior, FullPosterior, KroneckerPosterior, Posterior, load_posterior
+from propagauss.likelihood import Classifier, Regressor
+from propagauss.plan import Plan
+from propagauss.posterior import (
+    DiagonalPosterior,
+    FullPosterior,
+    KroneckerPosterior,
+    Posterior,
+    fit_laplace,
+    from_ivon,
+    from_laplace,
+    load_posterior,
+)
 from propagauss.rules import rule
 from propagauss.streamline import Streamlined, streamline
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Classifier",
+    "DiagonalPosterior",
+    "FullPosterior",
+    "Gaussian",
+    "InputError",
+    "KroneckerPosterior",
+    "Plan",
+    "Posterior",
+    "PosteriorError",
+    "PropagaussError",
+    "Regressor",
+    "Streamlined",
+    "UnsupportedOpError",
+    "baselines",
+    "fit_laplace",
+    "from_ivon",
+    "from_laplace",
+    "links",
+    "load_posterior",
+    "metrics",
+    "rule",
+    "streamline",
+]

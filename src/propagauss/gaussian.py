@@ -112,11 +112,15 @@ class Gaussian:
 
     @staticmethod
     def diagonal(mean: Tensor, variance: Tensor) -> "Gaussian":
-        return _rebuild([mean, variance], "diagonal")
+        g = object.__new__(Gaussian)
+        g.mean, g._variance, g._covariance = mean, variance, None
+        return g
 
     @staticmethod
     def full(mean: Tensor, covariance: Tensor) -> "Gaussian":
-        return _rebuild([mean, covariance], "full")
+        g = object.__new__(Gaussian)
+        g.mean, g._variance, g._covariance = mean, None, covariance
+        return g
 
     def scaled(self, mean: Tensor, factor: Tensor) -> "Gaussian":
         """New mean; every deviation multiplied by `factor` (broadcastable to this mean)."""
@@ -239,11 +243,7 @@ def _tensors(g: Gaussian) -> list[Tensor]:
 
 def _rebuild(tensors: Any, structure: Any) -> Gaussian:
     mean, spread = tensors
-    g = object.__new__(Gaussian)
-    g.mean = mean
-    g._variance = spread if structure == "diagonal" else None
-    g._covariance = spread if structure == "full" else None
-    return g
+    return Gaussian.full(mean, spread) if structure == "full" else Gaussian.diagonal(mean, spread)
 
 
 pytree.register_pytree_node(

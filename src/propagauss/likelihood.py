@@ -143,7 +143,6 @@ class Regressor(Likelihood):
 
     def __init__(self, net: Any, noise: float | Tensor | None = None, scale: float = 1.0):
         super().__init__(net, scale)
-        self._noise_given = noise is not None
         stddev = torch.as_tensor(0.0 if noise is None else noise, dtype=torch.float64).detach().clone()
         if stddev.dim() > 1 or not (stddev.isfinite() & (stddev >= 0)).all():
             raise InputError(f"noise is {noise}; it must be a standard deviation, or one per output, none negative")
@@ -178,7 +177,7 @@ class Regressor(Likelihood):
         With `fit_noise`, `noise` keeps its form: one number, or one per output (as it also is if none was given).
         `fit_report` says what was done.
         """
-        noise = self.noise_stddev if self._noise_given else None
+        noise = self.noise_stddev if self.noise_stddev.any() else None
         report = fit_regression_scale(self.net, loader, noise, self.scale, fit_noise, progress)
         self.scale, self.fit_report = report.after, report
         if report.noise is not None:
@@ -192,4 +191,4 @@ class Regressor(Likelihood):
 
     def extra_repr(self) -> str:
         noise = ", ".join(f"{n:.4g}" for n in self.noise_stddev.flatten().tolist())
-        return f"noise={noise if self.noise_stddev.dim() == 0 else [noise]}, {super().extra_repr()}"
+        return f"noise={f'[{noise}]' if self.noise_stddev.dim() else noise}, {super().extra_repr()}"

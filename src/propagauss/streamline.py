@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from propagauss.fuse import Chains, is_affine, is_pointwise, region
 from propagauss.gaussian import Gaussian
 from propagauss.plan import Plan, Step
 from propagauss.posterior.base import Posterior
-from propagauss.rules.activation import elementwise
+from propagauss.rules.activation import CLOSED, elementwise
 from propagauss.rules.arithmetic import delta
 from propagauss.rules.registry import BUILDERS, FUNCTIONS, Built, Options, Weight
 from propagauss.trace import Traced, as_call, flatten, module_path, op_name, trace
@@ -97,7 +98,7 @@ class Streamlined(nn.Module):
             self._check(0, args[0])
         else:
             leaves = self._flatten(args, kwargs)
-        outputs = self.body(*leaves)
+        outputs = self.body.forward(*leaves)
         return outputs[0] if self._single_output else pytree.tree_unflatten(outputs, self._out_spec)
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -364,11 +365,26 @@ class _Rewriter:
         for build in reversed(BUILDERS.get(node.target, [])):
             built: Built | None = build(_Site(self, node))
             if built is not None:
-                name = self._add_module(node.name, built.module)
-                self.env[node] = self.graph.call_module(name, tuple(self._map(a) for a in built.inputs))
-                self._note(node, type(built.module).__name__, built.note)
+                self.env[node] = self._emit(node, built.target, built.inputs)
+                label = type(built.target).__name__ if isinstance(built.target, nn.Module) else built.target.__name__
+                self._note(node, label, built.note)
                 return True
         return False
+
+    def _emit(self, node: fx.Node, target: Any, inputs: tuple[Any, ...]) -> fx.Node:
+        """Call a module or a function at run time; tensors among the inputs become buffers."""
+        values = []
+        names = list(inspect.signature(target.forward if isinstance(target, nn.Module) else target).parameters)
+        for argument, value in zip(names, inputs, strict=False):
+            if isinstance(value, Tensor):
+                name = f"{node.name}_{argument}"
+                self.root.register_buffer(name, value)
+                values.append(self.graph.get_attr(name))
+            else:
+                values.append(self._map(value))
+        if isinstance(target, nn.Module):
+            return self.graph.call_module(self._add_module(node.name, target), tuple(values))
+        return self.graph.call_function(target, tuple(values))
 
     def _apply_function(self, node: fx.Node) -> bool:
         found = FUNCTIONS.get(node.target)
@@ -385,6 +401,11 @@ class _Rewriter:
         if len(random) > 1 or random[0] not in node.args or _shape_of(random[0]) != _shape_of(node):
             return self._delta(node)
         at = node.args.index(random[0])
+        closed = CLOSED.get(node.target)
+        if closed is not None and at == 0 and self.options.activation == "linearise":
+            self.env[node] = self.graph.call_function(closed, self._map(node.args), self._map(node.kwargs))
+            self._note(node, "elementwise", self._activation_note())
+            return True
         rest = [a for a in node.all_input_nodes if a is not random[0]]
         if rest:
             function, extras = region(node, random[0], self.random)

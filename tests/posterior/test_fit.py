@@ -90,6 +90,20 @@ class Conv1D(nn.Module):
         return SimpleNamespace(logits=self.head(torch.tanh(h).mean(1)))
 
 
+class Inputless(nn.Module):
+    """Parameters as the inputs of layers: the same for all samples, and once multiplied with itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.square = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(4, 4) / 2)
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        keys = self.body(self.query).mean(0)
+        return self.head(torch.tanh((self.body(x) + keys) @ F.linear(self.square, self.square)))
+
+
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()
@@ -125,6 +139,7 @@ CASES = {
     ),
     "custom": (Custom, X),
     "shared": (Shared, X),
+    "inputless": (Inputless, X),
     "sequence": (Sequence, TOKENS),
     "time first": (lambda: Sequence(turned=True), TOKENS),
     "time first, folded": (lambda: Sequence(turned=True, folded=True), TOKENS),
@@ -217,6 +232,16 @@ def test_diagonal_and_full_equal_explicit_jacobians(name, likelihood):
             assert posterior.names == tuple(n for n, _ in model.named_parameters())
             expected = torch.diag(1 / precision.diagonal()) if structure == "diagonal" else torch.linalg.inv(precision)
             torch.testing.assert_close(posterior.to_dense(), expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", [1, 2, 6])
+@pytest.mark.parametrize("name", ["shared", "inputless", "time first"])
+def test_size_of_batches_does_not_matter(name, size):
+    model, x = make(name)
+    h = dense_ggn(model, x, 6, "classification")
+    posterior = fit_laplace(model, loader(x, targets("classification"), size), structure="full", prior_precision=1.0)
+    expected = torch.linalg.inv(h + torch.eye(len(h)).double())
+    torch.testing.assert_close(posterior.to_dense(), expected, rtol=1e-8, atol=1e-10)
 
 
 def test_lstm_warns_that_it_is_slow():
@@ -341,23 +366,33 @@ def test_kronecker_of_a_weight_stored_transposed():
     torch.testing.assert_close(ours.details["log_marginal_likelihood"], theirs.details["log_marginal_likelihood"])
 
 
-def test_kronecker_of_a_shared_layer_counts_every_use_as_a_position():
+def output_factor(model: nn.Module, x: Tensor, *names: str) -> Tensor:
+    """`B` summed over the uses of some parameters."""
+    forward = gradients.Forward(model, names)
+    output, seen = forward.capture(x)
+    p = output.detach().softmax(1)
+    one_hot = torch.eye(3, dtype=p.dtype)
+    batch = gradients.Batch(forward, x, len(x), output, seen, lambda c: p[:, [c]].sqrt() * (one_hot[c] - p))
+    assert len(seen.uses) == 2
+    return sum(g.squeeze(1).T @ g.squeeze(1) for column in batch.pull(seen.uses) for g in column)
+
+
+def test_kronecker_of_shared_layers_and_weights_counts_every_use_as_a_position():
     model, x = make("shared")
     posterior = fit_laplace(model, loader(x, targets("classification")), structure="kronecker", prior_precision=1.0)
     assert posterior.names == tuple(n for n, _ in model.named_parameters())
-    first = torch.tanh(model.twice(x)).detach()
-    rows = torch.cat([x, first])
-    a = rows.T @ rows / len(rows)
-    forward = gradients.Forward(model, ("twice.weight",))
-    output, seen = forward.capture(x)
-    p = output.detach().softmax(1)
-    batch = gradients.Batch(
-        forward, x, 6, output, seen, lambda c: p[:, [c]].sqrt() * (F.one_hot(torch.tensor(c), 3) - p)
-    )
-    b = sum(g.squeeze(1).T @ g.squeeze(1) for column in batch.pull(seen.uses) for g in column)
-    expected = KroneckerPosterior({"w": (b, a)}, prior_precision=1.0)
-    assert len(seen.uses) == 2
-    torch.testing.assert_close(posterior.covariance("twice.weight"), expected.covariance("w"))
+    once = torch.tanh(model.twice(x)).detach()
+    twice = torch.tanh(model.twice(once)).detach()
+    last = torch.tanh(model.first(twice)).detach()
+    for name, rows in {"twice.weight": torch.cat([x, once]), "first.weight": torch.cat([twice, last])}.items():
+        expected = KroneckerPosterior({"w": (output_factor(model, x, name), rows.T @ rows / len(rows))}, 1.0)
+        torch.testing.assert_close(posterior.covariance(name), expected.covariance("w"))
+
+
+def test_kronecker_refuses_a_parameter_that_is_its_own_input():
+    model, x = make("inputless")
+    with pytest.warns(UserWarning, match="not for query, square, which stay"):
+        fit_laplace(model, loader(x, targets("classification")), structure="kronecker")
 
 
 def test_kronecker_leaves_other_parameters_deterministic_with_one_warning():
@@ -656,3 +691,44 @@ def test_unusable_models():
         fit_laplace(mixed, [(X, LABELS)])
     with pytest.raises(InputError, match=r"full covariance over .* needs about .* GB"):
         fit_laplace(nn.Linear(3000, 300).eval(), [(X, LABELS)], structure="full")
+
+
+class Mixing(nn.Linear):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+class Shifted(nn.Linear):
+    """`shift [4]` belongs to all samples, which only shows if the batch does not have 4 of them."""
+
+    def forward(self, x, shift):
+        return super().forward(x * shift)
+
+
+def test_samples_must_not_depend_on_each_other():
+    with pytest.raises(InputError, match="depend on the rest of its batch"):
+        fit_laplace(Mixing(4, 3).eval(), [(X, LABELS)])
+    data = [({"x": X[:4], "shift": torch.arange(4.0)}, LABELS[:4])]
+    with pytest.raises(InputError, match="use another batch size"):
+        fit_laplace(Shifted(4, 3).eval(), data)
+    fit_laplace(Shifted(4, 3).eval(), [({"x": X, "shift": torch.arange(4.0)}, LABELS)])
+
+
+class Unused(nn.Module):
+    """A parameter without effect, next to an LSTM that torch.vmap refuses."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.spare = Recurrent(), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+@pytest.mark.filterwarnings("ignore:torch.vmap cannot run")
+def test_a_parameter_without_effect_keeps_its_prior():
+    data = loader(torch.randn(6, 2, 4), targets("classification"))
+    posterior = fit_laplace(Unused().eval(), data, prior_precision=2.0, parameters="spare")
+    torch.testing.assert_close(posterior.variance("spare"), torch.full((2,), 0.5))
+    with pytest.warns(UserWarning, match="spare, which stay"):
+        fit_laplace(Unused().eval(), data, structure="kronecker", parameters=["spare", "body.head.*"])

@@ -44,10 +44,11 @@ class Noise(nn.Module):
         """Marginal variances of the weight, `[out, in]`; None if the weight is deterministic."""
         raise NotImplementedError
 
-    def covariance(self, m: Tensor, c: Tensor | None) -> Tensor:
-        """Noise between the outputs at every pair of positions that share the layer.
+    def covariance(self, left: Tensor, right: Tensor, c: Tensor | None) -> Tensor:
+        """Noise between the outputs at two positions that share the layer; the same position for a single input.
 
-        `m: [B, T, in]`, `c: [B, T, T, in, in]` or None for a deterministic input; returns `[B, T, T, out, out]`.
+        `left`, `right`: means `[..., in]`; `c`: their covariance `[..., in, in]`, None if they are deterministic.
+        Leading dimensions broadcast. Returns `[..., out, out]`.
         """
         raise NotImplementedError
 
@@ -211,12 +212,6 @@ def load_posterior(path: str | os.PathLike[str], device: str | torch.device = "c
     posterior.details = dict(meta["details"])
     posterior.shapes = {k: torch.Size(v) for k, v in meta["shapes"].items()} or None
     return posterior
-
-
-def merge_heads(products: Tensor) -> Tensor:
-    """[..., T, T, out, out] -> [..., T*out, T*out]"""
-    *lead, t, _, out, _ = products.shape
-    return products.transpose(-3, -2).reshape(*lead, t * out, t * out)
 
 
 def _listing(names: Any, most: int = 6) -> str:

@@ -85,16 +85,19 @@ class Capture(TorchFunctionMode):
         kwargs = kwargs or {}
         _refuse_randomness(func, kwargs)
         result = func(*args, **kwargs)
-        touched = {self.names[id(t)] for t in pytree.tree_leaves((args, kwargs)) if id(t) in self.names}
+        touched = [self.names[id(t)] for t in pytree.tree_leaves((args, kwargs)) if id(t) in self.names]
         if not touched or not any(isinstance(t, Tensor) for t in pytree.tree_leaves(result)):
             return result
         reader = _READERS.get(func)
         layer = reader(*args, **kwargs) if reader else None
         if layer is None:
-            self.others |= touched
+            self.others.update(touched)
             return result
         weight, bias = self.names.get(id(layer.weight)), self.names.get(id(layer.bias))
-        self.others |= touched - {weight, bias}
+        for name in (weight, bias):
+            if name is not None:
+                touched.remove(name)
+        self.others.update(touched)  # a parameter may be the input, too
         if weight is None and bias is None:
             return result
         probe = torch.zeros_like(result, requires_grad=True)

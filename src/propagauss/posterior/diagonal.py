@@ -109,8 +109,8 @@ class DiagonalNoise(Noise):
     def variance(self, m: Tensor) -> Tensor:
         return self._weigh(m * m)
 
-    def covariance(self, m: Tensor, c: Tensor | None) -> Tensor:
-        moment = m.unsqueeze(2) * m.unsqueeze(1)  # [B, T, T, in]
+    def covariance(self, left: Tensor, right: Tensor, c: Tensor | None) -> Tensor:
+        moment = left * right
         if c is not None:
             moment = moment + c.diagonal(dim1=-2, dim2=-1)
         return torch.diag_embed(self._weigh(moment))

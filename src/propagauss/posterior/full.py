@@ -193,14 +193,16 @@ class FullNoise(Noise):
             total = total + self.bias.diagonal()
         return total.clamp(min=0)  # a sum of cancelling terms: rounding may leave it just below zero
 
-    def covariance(self, m: Tensor, c: Tensor | None) -> Tensor:
-        batch, positions, _ = m.shape
-        total = m.new_zeros((batch, positions, positions, self.out, self.out))
-        if self.bilinear is not None:
-            s = m[:, :, None, :, None] * m[:, None, :, None, :]  # [B, T, T, in, in]
-            s = s if c is None else s + c
-            total = total + (s.flatten(-2) @ self.bilinear).unflatten(-1, (self.out, self.out))
-        if self.cross is not None:
-            x = (m @ self.cross).unflatten(-1, (self.out, self.out))  # Σ_i m_i Cov(W_ki, b_l): [B, T, out, out]
-            total = total + x.unsqueeze(2) + x.mT.unsqueeze(1)
+    def covariance(self, left: Tensor, right: Tensor, c: Tensor | None) -> Tensor:
+        square = (self.out, self.out)
+        if self.bilinear is None:
+            assert self.bias is not None
+            return self.bias.expand(*torch.broadcast_shapes(left.shape, right.shape)[:-1], *square)
+        s = left.unsqueeze(-1) * right.unsqueeze(-2)  # [..., in, in]
+        s = s if c is None else s + c
+        total = (s.flatten(-2) @ self.bilinear).unflatten(-1, square)
+        if self.cross is not None:  # Σ_i m_i Cov(W_ki, b_l) at one position, its transpose at the other
+            here = (left @ self.cross).unflatten(-1, square)
+            there = here if left is right else (right @ self.cross).unflatten(-1, square)
+            total = total + here + there.mT
         return total if self.bias is None else total + self.bias

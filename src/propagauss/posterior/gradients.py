@@ -99,22 +99,31 @@ class Batch:
         return {name: uses for name, uses in table.items() if name not in spoilt}
 
     @cached_property
-    def _reversed(self) -> list[Use]:
-        """The uses when the samples come in the opposite order."""
-        with torch.no_grad():
-            return self.forward.capture(self.part(slice(None), lambda t: t.flip(0)))[1].uses
+    def _half(self) -> list[Use]:
+        """The uses when only the first half of the samples is there; none if the model cannot run on them."""
+        try:
+            with torch.no_grad():
+                return self.forward.capture(self.part(slice(0, self.size // 2)))[1].uses
+        except (RuntimeError, ValueError):
+            return []
 
     def _lies_by_sample(self, use: Use, index: int) -> bool:
         """Shapes cannot tell [batch, time] from [time, batch] or from something all samples share; values can."""
-        if use.layer.input.shape[0] % self.size or len(self._reversed) != len(self.seen.uses):
+        if self.size == 1:
+            return True
+        if use.layer.input.shape[0] % self.size or len(self._half) != len(self.seen.uses):
             return False
-        rows, mirrored = (u.layer.input.reshape(self.size, -1) for u in (use, self._reversed[index]))
+        half = self.size // 2
+        rows = use.layer.input.reshape(self.size, -1)[:half]
+        again = self._half[index].layer.input
+        if again.numel() != rows.numel():
+            return False
         tolerance = 1e3 * torch.finfo(rows.dtype).eps * float(rows.abs().amax()) if rows.numel() else 0.0
-        return rows.shape == mirrored.shape and bool((rows - mirrored.flip(0)).abs().amax() <= tolerance)
+        return bool(((rows - again.reshape(half, -1)).abs() <= tolerance).all())
 
-    def part(self, which: slice, change: Callable[[Tensor], Tensor] = lambda t: t) -> Any:
+    def part(self, which: slice) -> Any:
         """The input of some samples."""
-        return pytree.tree_map(lambda t: change(t[which]) if self.carries(t) else t, self.x)
+        return pytree.tree_map(lambda t: t[which] if self.carries(t) else t, self.x)
 
     def carries(self, leaf: Any) -> bool:
         """Whether a leaf of the input has one entry per sample."""
@@ -165,10 +174,10 @@ def as_stored(product: Tensor, layer: Layer) -> Tensor:
 
 def _one_by_one(batch: Batch, names: list[str], c: int, chunk: slice) -> dict[str, Tensor]:
     """Gradients of parameters that are used in any way at all, by treating every sample as a batch of its own."""
-    column = batch.column(c)[chunk]
+    column, found = batch.column(c)[chunk], None
     if batch.forward.vectorised:
         try:
-            return _vectorised(batch, names, column, chunk)
+            found = _vectorised(batch, names, column, chunk)
         except (RuntimeError, ValueError) as error:
             batch.forward.vectorised = False
             reason = str(error).strip().split("\n")[0]
@@ -177,20 +186,24 @@ def _one_by_one(batch: Batch, names: list[str], c: int, chunk: slice) -> dict[st
                 "sample at a time, which is slow; choose fewer parameters= if it takes too long",
                 stacklevel=2,
             )
-    rows = [_single(batch, names, column[i], chunk.start + i) for i in range(len(column))]
-    return {n: torch.stack([row[n] for row in rows]) for n in names}
+    if found is None:
+        rows = [_single(batch, names, column[i], chunk.start + i) for i in range(len(column))]
+        found = torch.stack([f for f, _ in rows]), {n: torch.stack([g[n] for _, g in rows]) for n in names}
+    _check_independence(found[0], batch.output.detach()[chunk])
+    return found[1]
 
 
-def _vectorised(batch: Batch, names: list[str], column: Tensor, chunk: slice) -> dict[str, Tensor]:
+def _vectorised(batch: Batch, names: list[str], column: Tensor, chunk: slice) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs `[b, C]` and gradients, by torch.vmap."""
     leaves, spec = pytree.tree_flatten(batch.x)
     carries = [batch.carries(leaf) for leaf in leaves]
     chosen = {n: batch.forward.parameters[n] for n in names}
 
-    def single(s: Tensor, *parts: Any) -> dict[str, Tensor]:
+    def single(s: Tensor, *parts: Any) -> tuple[Tensor, dict[str, Tensor]]:
         lone = [p.unsqueeze(0) if one else p for p, one in zip(parts, carries, strict=True)]
         x = pytree.tree_unflatten(lone, spec)
-        pullback = torch.func.vjp(lambda p: batch.forward(x, p).reshape(-1), chosen)[1]
-        return pullback(s)[0]
+        output, pullback, *_ = torch.func.vjp(lambda p: batch.forward(x, p).reshape(-1), chosen)
+        return output, pullback(s)[0]
 
     parts = [leaf[chunk] if one else leaf for leaf, one in zip(leaves, carries, strict=True)]
     in_dims = (0, *(0 if one else None for one in carries))
@@ -199,9 +212,24 @@ def _vectorised(batch: Batch, names: list[str], column: Tensor, chunk: slice) ->
         return torch.func.vmap(single, in_dims=in_dims)(column, *parts)
 
 
-def _single(batch: Batch, names: list[str], column: Tensor, index: int) -> dict[str, Tensor]:
+def _single(batch: Batch, names: list[str], column: Tensor, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs `[C]` and gradients of one sample."""
     chosen = {n: batch.forward.parameters[n].clone().requires_grad_() for n in names}
     output = batch.forward(batch.part(slice(index, index + 1)), chosen).reshape(-1)
-    grads = torch.autograd.grad(output, list(chosen.values()), column, allow_unused=True)
+    grads: Any = [None] * len(names)
+    if output.requires_grad:
+        grads = torch.autograd.grad(output, list(chosen.values()), column, allow_unused=True)
     pairs = zip(chosen.items(), grads, strict=True)
-    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs}
+    return output.detach(), {n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs}
+
+
+def _check_independence(alone: Tensor, together: Tensor) -> None:
+    """Raise unless samples on their own give the outputs `[b, C]` that they gave in the batch."""
+    size = float(together.abs().amax())
+    tolerance = 1e4 * torch.finfo(together.dtype).eps * size
+    if alone.shape != together.shape or float((alone - together).abs().amax()) > tolerance:
+        raise InputError(
+            "the outputs of a sample depend on the rest of its batch, so it has no gradient of its own: a model that "
+            "mixes samples has no Laplace posterior; if an input without a batch dimension is as long as the batch, "
+            "use another batch size"
+        )

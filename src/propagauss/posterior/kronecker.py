@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from propagauss.errors import PosteriorError
 from propagauss.gaussian import check_psd
@@ -174,47 +175,82 @@ class KroneckerPosterior(Posterior):
 
 
 class KroneckerNoise(Noise):
-    """`noise = Q_B diag(t) Q_Bᵀ + Cov(b)`, `t_p = Σ_q s_q G_pq`, `s = diag(Q_Aᵀ S Q_A)`."""
+    """`noise = Q_B diag(t) Q_Bᵀ + Cov(b)`, `t = G s`, `s = diag(Q_Aᵀ S Q_A)`.
 
-    left: Tensor
-    right: Tensor
-    gain: Tensor
-    bias: Tensor | None
-    bias_variance: Tensor | None
+    `G_pq = 1 / (λ_Bp λ_Aq + δ)` is a Cauchy-like matrix, so to rounding it has a small rank `r`: `G = L R`. Then
+
+        noise = Σ_k c_k M_k + Cov(b),   M_k = Q_B diag(L_:k) Q_Bᵀ,   c_k = Σ_q R_kq s_q = Σ_ij S_ij (Q_A diag(R_k:) Q_Aᵀ)_ij
+
+    which replaces the rotations of every sample's covariance, cubic in the width, by two products with fixed matrices.
+    """
+
+    rotation: Tensor  # Q_A [in, in]
+    right: Tensor  # Rᵀ [in, r]
+    left: Tensor  # Lᵀ, rotated and squared: [r, out]
+    patterns: Tensor  # M, flattened: [r, out * out]
+    probes: Tensor | None  # Q_A diag(R_k) Q_Aᵀ, flattened: [r, in * in]
+    marginal: Tensor  # weight variances [out, in]
+    bias: Tensor | None  # [out, out]
 
     def __init__(self, weight: Eigenfactors | None, bias: Tensor | None):
         super().__init__()
         if weight is not None and weight.right is None:
             raise PosteriorError("a weight matrix needs two Kronecker factors (B, A), got one")
         self.has_weight = weight is not None
-        self.register_buffer("left", weight and weight.left.clone())  # Q_B [out, out]
-        self.register_buffer("right", weight and weight.right.clone())  # Q_A [in, in]
-        self.register_buffer("gain", weight and weight.variance.mT.contiguous())  # Gᵀ [in, out]
-        self.register_buffer("bias", None if bias is None else bias.clone())
-        self.register_buffer("bias_variance", None if bias is None else bias.diagonal().clone())
-        self.register_buffer("left_squared_t", weight and weight.left.square().mT.contiguous())
+        self.register_buffer("bias", None if bias is None else bias.contiguous())
+        if weight is None or weight.right is None:
+            return
+        q_b, q_a, dtype = weight.left.double(), weight.right.double(), weight.left.dtype
+        left, right = _low_rank(weight.variance.double(), torch.finfo(dtype).eps)  # [out, r], [r, in]
+        patterns = torch.einsum("kp,pr,lp->rkl", q_b, left, q_b)
+        self.register_buffer("rotation", weight.right.clone())
+        self.register_buffer("right", right.mT.to(dtype).contiguous())
+        self.register_buffer("left", (left.mT @ q_b.square().mT).to(dtype))
+        self.register_buffer("patterns", patterns.flatten(1).to(dtype))
+        affordable = right.shape[0] * q_a.shape[0] ** 2 <= _MOST_PROBES
+        probes = torch.einsum("iq,rq,jq->rij", q_a, right, q_a).flatten(1).to(dtype) if affordable else None
+        self.register_buffer("probes", probes)
+        self.register_buffer("marginal", (q_b.square() @ weight.variance.double() @ q_a.square().mT).to(dtype))
 
     def weight_variance(self) -> Tensor | None:
-        return self.left.square() @ (self.right.square() @ self.gain).mT if self.has_weight else None
+        return self.marginal if self.has_weight else None
 
     def variance(self, m: Tensor) -> Tensor:
         if not self.has_weight:
-            assert self.bias_variance is not None
-            return self.bias_variance.expand(*m.shape[:-1], -1)
-        spread = ((m @ self.right).square() @ self.gain) @ self.left_squared_t
-        return spread if self.bias_variance is None else spread + self.bias_variance
+            assert self.bias is not None
+            return self.bias.diagonal().expand(*m.shape[:-1], -1)
+        spread = ((m @ self.rotation).square() @ self.right @ self.left).clamp(min=0)
+        return spread if self.bias is None else spread + self.bias.diagonal()
 
-    def covariance(self, m: Tensor, c: Tensor | None) -> Tensor:
+    def covariance(self, left: Tensor, right: Tensor, c: Tensor | None) -> Tensor:
         if not self.has_weight:
             assert self.bias is not None
-            return self.bias.expand(m.shape[0], m.shape[1], m.shape[1], -1, -1)
-        rotated = m @ self.right  # [B, T, in]
-        s = rotated.unsqueeze(2) * rotated.unsqueeze(1)  # [B, T, T, in]
+            return self.bias.expand(*torch.broadcast_shapes(left.shape, right.shape)[:-1], -1, -1)
+        rotated = left @ self.rotation
+        s = rotated * (rotated if left is right else right @ self.rotation)
+        coefficients = s @ self.right  # [..., r]
         if c is not None:
-            s = s + ((c @ self.right) * self.right).sum(-2)
-        t = s @ self.gain  # [B, T, T, out]
-        spread = (self.left * t.unsqueeze(-2)) @ self.left.mT
-        return spread if self.bias is None else spread + self.bias
+            coefficients = coefficients + self._probe(c)
+        out = self.left.shape[1]
+        if self.bias is not None and coefficients.dim() == 2:  # the common case, as one accumulating product
+            return torch.addmm(self.bias.view(-1), coefficients, self.patterns).view(-1, out, out)
+        noise = (coefficients @ self.patterns).unflatten(-1, (out, out))
+        return noise if self.bias is None else noise + self.bias
+
+    def _probe(self, c: Tensor) -> Tensor:
+        if self.probes is not None:
+            return F.linear(c.flatten(-2), self.probes)
+        return ((c @ self.rotation) * self.rotation).sum(-2) @ self.right
+
+
+_MOST_PROBES = 2**25  # entries of the precomputed probes (128 MiB in single precision); wider layers rotate instead
+
+
+def _low_rank(matrix: Tensor, precision: float) -> tuple[Tensor, Tensor]:
+    """`L [out, r]`, `R [r, in]` with `L R` equal to `matrix` up to `precision` of its largest singular value."""
+    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+    rank = max(int((s > precision * s[0]).sum()), 1)
+    return u[:, :rank] * s[:rank], vh[:rank]
 
 
 def _decompose(name: str, matrices: tuple[Tensor, ...], precision: float, damping: str) -> Eigenfactors:

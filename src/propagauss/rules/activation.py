@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from propagauss.gaussian import Gaussian
 from propagauss.rules.moments import MOMENTS, Moments, quadrature
@@ -28,33 +28,17 @@ Settings = tuple[tuple[Any, ...], dict[str, Any]]  # the op's other arguments, s
 NONE: Settings = ((), {})
 
 
-@dataclass(frozen=True)
-class Closed:
-    """A derivative in closed form; `binary` if it is only ever 0 or 1, so that its square is itself."""
-
-    derivative: Derivative
-    binary: bool = False
-
-
 class Elementwise(nn.Module):
-    """An elementwise function applied to a Gaussian; `rest` are deterministic tensors that the function also needs."""
+    """Linearised, with the derivative by forward-mode differentiation; `rest` are plain tensors it also needs."""
 
-    def __init__(self, function: Callable[..., Tensor], closed: Closed | None = None, settings: Settings = NONE):
+    def __init__(self, function: Callable[..., Tensor]):
         super().__init__()
         self.function = function
-        self.closed = closed
-        self.settings = settings
 
     def forward(self, x: Gaussian, *rest: Any) -> Gaussian:
         m = x.mean
-        if self.closed is None:
-            y, slope = torch.func.jvp(lambda t: self.function(t, *rest), (m,), (torch.ones_like(m),))
-            return x.scaled(y, slope)
-        y = self.function(m, *rest)
-        slope = self.closed.derivative(m, y, *self.settings[0], **self.settings[1])
-        if self.closed.binary and not x.is_full:
-            return Gaussian.diagonal(y, x.variance * slope)
-        return x.scaled(y, slope.to(m.dtype))
+        y, slope = torch.func.jvp(lambda t: self.function(t, *rest), (m,), (torch.ones_like(m),))
+        return x.scaled(y, slope)
 
 
 class MomentMatched(nn.Module):
@@ -99,7 +83,7 @@ def elementwise(
     """The module for an elementwise function; `op` and `settings` if it is that op on its first argument."""
     if mode == "moments":
         return MomentMatched(function, MOMENTS.get(op), settings, dtype)
-    return Elementwise(function, CLOSED.get(op), settings)
+    return Elementwise(function)
 
 
 # -- derivatives in closed form
@@ -134,26 +118,57 @@ def _clip(m: Tensor, y: Tensor, min_val: float = -1, max_val: float = 1) -> Tens
     return (m > min_val) & (m < max_val)
 
 
-CLOSED: dict[Any, Closed] = {
-    aten.relu.default: Closed(lambda m, y: m > 0, binary=True),
-    aten.relu6.default: Closed(lambda m, y: (m > 0) & (m < 6), binary=True),
-    aten.hardtanh.default: Closed(_clip, binary=True),
-    aten.hardsigmoid.default: Closed(lambda m, y: ((m > -3) & (m < 3)).to(m.dtype) / 6),
-    aten.leaky_relu.default: Closed(_leaky),
-    aten.sigmoid.default: Closed(lambda m, y: y * (1 - y)),
-    aten.tanh.default: Closed(lambda m, y: 1 - y * y),
-    aten.gelu.default: Closed(_gelu),
-    aten.silu.default: Closed(_silu),
-    aten.softplus.default: Closed(_softplus),
-    aten.elu.default: Closed(_elu),
-    aten.exp.default: Closed(lambda m, y: y),
-    aten.log.default: Closed(lambda m, y: m.reciprocal()),
-    aten.sin.default: Closed(lambda m, y: m.cos()),
-    aten.cos.default: Closed(lambda m, y: -m.sin()),
-    aten.sqrt.default: Closed(lambda m, y: 0.5 / y),
-    aten.rsqrt.default: Closed(lambda m, y: -0.5 * y / m),
-    aten.abs.default: Closed(lambda m, y: m.sign()),
-    aten.square.default: Closed(lambda m, y: 2 * m),
-    aten.reciprocal.default: Closed(lambda m, y: -y * y),
-    aten.log_sigmoid.default: Closed(lambda m, y: torch.sigmoid(-m)),
+def closed(function: Callable[..., Tensor], derivative: Derivative) -> Callable[..., Gaussian]:
+    """A linearised op with a derivative in closed form, as a rule that takes the op's own arguments."""
+
+    def linearised(x: Gaussian, *settings: Any, **named: Any) -> Gaussian:
+        m = x.mean
+        y = function(m, *settings, **named)
+        return x.scaled(y, derivative(m, y, *settings, **named))
+
+    linearised.__name__ = f"linearised_{getattr(function, '__name__', 'function')}"
+    return linearised
+
+
+def gated(function: Callable[..., Tensor], passes: Derivative) -> Callable[..., Gaussian]:
+    """As `closed`, for a derivative that is only ever 0 or 1, so that its square is itself."""
+
+    def linearised(x: Gaussian, *settings: Any, **named: Any) -> Gaussian:
+        m = x.mean
+        y = function(m, *settings, **named)
+        gate = passes(m, y, *settings, **named)
+        return x.scaled(y, gate.to(m.dtype)) if x.is_full else Gaussian.diagonal(y, x.variance * gate)
+
+    linearised.__name__ = f"linearised_{function.__name__}"
+    return linearised
+
+
+def relu(x: Gaussian) -> Gaussian:
+    """`relu(m)`, variances where the mean is positive."""
+    m = x.mean
+    return x.scaled(m.relu(), (m > 0).to(m.dtype)) if x.is_full else Gaussian.diagonal(m.relu(), x.variance * (m > 0))
+
+
+CLOSED: dict[Any, Callable[..., Gaussian]] = {
+    aten.relu.default: relu,
+    aten.relu6.default: gated(F.relu6, lambda m, y: (m > 0) & (m < 6)),
+    aten.hardtanh.default: gated(F.hardtanh, _clip),
+    aten.hardsigmoid.default: closed(F.hardsigmoid, lambda m, y: ((m > -3) & (m < 3)).to(m.dtype) / 6),
+    aten.leaky_relu.default: closed(F.leaky_relu, _leaky),
+    aten.sigmoid.default: closed(torch.sigmoid, lambda m, y: y * (1 - y)),
+    aten.tanh.default: closed(torch.tanh, lambda m, y: 1 - y * y),
+    aten.gelu.default: closed(F.gelu, _gelu),
+    aten.silu.default: closed(F.silu, _silu),
+    aten.softplus.default: closed(F.softplus, _softplus),
+    aten.elu.default: closed(aten.elu, _elu),
+    aten.exp.default: closed(torch.exp, lambda m, y: y),
+    aten.log.default: closed(torch.log, lambda m, y: m.reciprocal()),
+    aten.sin.default: closed(torch.sin, lambda m, y: m.cos()),
+    aten.cos.default: closed(torch.cos, lambda m, y: -m.sin()),
+    aten.sqrt.default: closed(torch.sqrt, lambda m, y: 0.5 / y),
+    aten.rsqrt.default: closed(torch.rsqrt, lambda m, y: -0.5 * y / m),
+    aten.abs.default: closed(torch.abs, lambda m, y: m.sign()),
+    aten.square.default: closed(torch.square, lambda m, y: 2 * m),
+    aten.reciprocal.default: closed(torch.reciprocal, lambda m, y: -y * y),
+    aten.log_sigmoid.default: closed(F.logsigmoid, lambda m, y: torch.sigmoid(-m)),
 }

@@ -14,42 +14,52 @@ from torch.nn import functional as F
 
 from propagauss.gaussian import Gaussian
 from propagauss.posterior.base import Noise
+from propagauss.posterior.diagonal import DiagonalNoise
 from propagauss.rules.registry import Built, Site, builder, rule
 
 aten = torch.ops.aten
 
 
-class Linear(nn.Module):
-    """Diagonal: `var = noise(m) + v (W² + V)ᵀ` with `V` the marginal variances of the weight.
+def fixed_input(x: Tensor, weight: Tensor, bias: Tensor | None, spread: Tensor, bias_spread: Tensor | None) -> Gaussian:
+    """Independent weights, fixed input: `var = m² Vᵀ + v_b`. Two products of the size of the layer's own."""
+    return Gaussian.diagonal(F.linear(x, weight, bias), F.linear(x * x, spread, bias_spread))
 
-    The second matrix is precomputed, so a random layer costs three products of the size of its own with a random input
-    and two with a deterministic one.
-    """
+
+def random_input(
+    x: Gaussian, weight: Tensor, bias: Tensor | None, spread: Tensor, bias_spread: Tensor | None, second_t: Tensor
+) -> Gaussian:
+    """Independent weights, random input: `var = m² Vᵀ + v_b + v (W² + V)ᵀ`, the second matrix precomputed. Three products."""
+    m = x.mean
+    own = F.linear(m * m, spread, bias_spread)
+    return Gaussian.diagonal(F.linear(m, weight, bias), _accumulate(own, x.variance, second_t))
+
+
+def fixed_weight(x: Gaussian, weight: Tensor, bias: Tensor | None, squared: Tensor) -> Gaussian:
+    """Fixed weights, random input: `var = v (W²)ᵀ`."""
+    return Gaussian.diagonal(F.linear(x.mean, weight, bias), F.linear(x.variance, squared))
+
+
+class Linear(nn.Module):
+    """Any posterior, variances only: `var = noise(m) + v (W² + V)ᵀ` with `V` the marginal variances of the weight."""
 
     weight: Tensor
     bias: Tensor | None
-    second: Tensor | None
+    second_t: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, noise: Noise | None, random_input: bool):
+    def __init__(self, weight: Tensor, bias: Tensor | None, noise: Noise, random_input: bool):
         super().__init__()
-        self.register_buffer("weight", weight.clone(memory_format=torch.contiguous_format))  # [out, in]
-        self.register_buffer("bias", None if bias is None else bias.clone())
+        self.register_buffer("weight", weight)  # [out, in]
+        self.register_buffer("bias", bias)
+        self.register_buffer("second_t", second_moment(weight, noise).t() if random_input else None)
         self.noise = noise
-        second = None
-        if random_input:
-            spread = None if noise is None else noise.weight_variance()
-            second = weight.square() if spread is None else weight.square() + spread
-        self.register_buffer("second", second)
 
     def forward(self, x: Gaussian | Tensor) -> Gaussian:
-        if isinstance(x, Tensor):
-            assert self.noise is not None
-            return Gaussian.diagonal(F.linear(x, self.weight, self.bias), self.noise.variance(x))
-        mean = F.linear(x.mean, self.weight, self.bias)
-        assert self.second is not None
-        if self.noise is None:
-            return Gaussian.diagonal(mean, F.linear(x.variance, self.second))
-        return Gaussian.diagonal(mean, _accumulate(self.noise.variance(x.mean), x.variance, self.second))
+        m = x if isinstance(x, Tensor) else x.mean
+        spread = self.noise.variance(m)
+        if isinstance(x, Gaussian):
+            assert self.second_t is not None
+            spread = _accumulate(spread, x.variance, self.second_t)
+        return Gaussian.diagonal(F.linear(m, self.weight, self.bias), spread)
 
 
 class FullLinear(nn.Module):
@@ -60,30 +70,52 @@ class FullLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, noise: Noise | None, positions: int):
         super().__init__()
-        self.register_buffer("weight", weight.clone(memory_format=torch.contiguous_format))  # [out, in]
-        self.register_buffer("bias", None if bias is None else bias.clone())
+        self.register_buffer("weight", weight)  # [out, in]
+        self.register_buffer("bias", bias)
         self.noise = noise
         self.positions = positions
 
     def forward(self, x: Gaussian | Tensor) -> Gaussian:
         m = x if isinstance(x, Tensor) else x.mean
         mean = F.linear(m, self.weight, self.bias)
-        out, inputs = self.weight.shape
-        t = self.positions
-        c = None if isinstance(x, Tensor) else x.covariance.reshape(-1, t, inputs, t, inputs).transpose(2, 3)
-        spread = None if self.noise is None else self.noise.covariance(m.reshape(-1, t, inputs), c)
-        if c is not None:
-            carried = self.weight @ c @ self.weight.mT  # [B, T, T, out, out]
-            spread = carried if spread is None else spread + carried
-        assert spread is not None
-        return Gaussian.full(mean, spread.transpose(2, 3).reshape(-1, t * out, t * out))
+        c = None if isinstance(x, Tensor) else x.covariance
+        spread = self._one(m.reshape(-1, m.shape[-1]), c) if self.positions == 1 else self._several(m, c)
+        return Gaussian.full(mean, spread)
+
+    def _one(self, m: Tensor, c: Tensor | None) -> Tensor:
+        """`m: [B, in]`, `c: [B, in, in]` -> `[B, out, out]`"""
+        noise = None if self.noise is None else self.noise.covariance(m, m, c)
+        if c is None or noise is None:
+            return self._carried(c, noise)
+        weight = self.weight
+        return torch.baddbmm(noise, weight.expand(c.shape[0], -1, -1), F.linear(c, weight))
+
+    def _several(self, m: Tensor, c: Tensor | None) -> Tensor:
+        """Positions in rows and columns: `m: [B, T, in]`, `c: [B, T * in, T * in]` -> `[B, T * out, T * out]`"""
+        (out, inputs), t = self.weight.shape, self.positions
+        m = m.reshape(-1, t, inputs)
+        blocks = None if c is None else c.reshape(-1, t, inputs, t, inputs).transpose(2, 3)  # [B, T, T, in, in]
+        noise = None if self.noise is None else self.noise.covariance(m.unsqueeze(2), m.unsqueeze(1), blocks)
+        return self._carried(blocks, noise).transpose(2, 3).reshape(-1, t * out, t * out)
+
+    def _carried(self, c: Tensor | None, noise: Tensor | None) -> Tensor:
+        """`W c Wᵀ + noise`"""
+        if c is None:
+            assert noise is not None
+            return noise
+        carried = self.weight @ (c @ self.weight.mT)
+        return carried if noise is None else carried + noise
 
 
-def _accumulate(start: Tensor, v: Tensor, matrix: Tensor) -> Tensor:
-    """`start + v @ matrix.T`, as one accumulating product where the shapes allow it."""
-    if v.dim() == 2:
-        return torch.addmm(start, v, matrix.t())
-    return start + F.linear(v, matrix)
+def second_moment(weight: Tensor, noise: Noise | None) -> Tensor:
+    """`E[W²]`, entry by entry."""
+    spread = None if noise is None else noise.weight_variance()
+    return weight.square() if spread is None else weight.square() + spread
+
+
+def _accumulate(start: Tensor, v: Tensor, matrix_t: Tensor) -> Tensor:
+    """`start + v @ matrix_t`, as one accumulating product where the shapes allow it."""
+    return torch.addmm(start, v, matrix_t) if v.dim() == 2 else start + v @ matrix_t
 
 
 @builder(aten.linear.default)
@@ -119,14 +151,20 @@ def linear_layer(site: Site, x: Any, weight: Any, bias: Any, flipped: bool) -> B
     if any(names):
         assert site.posterior is not None
         noise = site.posterior.noise(*names, transposed=w.transposed != flipped)
-    matrix = w.tensor.t() if flipped else w.tensor
-    offset = None if b is None else b.tensor
-    random_input = site.is_random(x)
+    # copies: the network must not change when the model is trained on
+    matrix = (w.tensor.t() if flipped else w.tensor).clone(memory_format=torch.contiguous_format)
+    offset = None if b is None else b.tensor.clone()
+    note = _describe(*names, site.is_random(x))
     if site.options.full:
-        module: nn.Module = FullLinear(matrix, offset, noise, site.positions(x))
-    else:
-        module = Linear(matrix, offset, noise, random_input)
-    return Built(module, (x,), _describe(w.name, b and b.name, random_input))
+        return Built(FullLinear(matrix, offset, noise, site.positions(x)), (x,), note)
+    if noise is None:
+        return Built(fixed_weight, (x, matrix, offset, matrix.square()), note)
+    if not isinstance(noise, DiagonalNoise) or noise.weight is None:
+        return Built(Linear(matrix, offset, noise, site.is_random(x)), (x,), note)
+    spreads = (noise.weight, noise.bias)
+    if not site.is_random(x):
+        return Built(fixed_input, (x, matrix, offset, *spreads), note)
+    return Built(random_input, (x, matrix, offset, *spreads, second_moment(matrix, noise).t()), note)
 
 
 def _describe(weight: str | None, bias: str | None, random_input: bool) -> str:

@@ -52,9 +52,13 @@ class Weight:
 
 @dataclass(frozen=True)
 class Built:
-    """A module to call at run time with `inputs` (nodes of the source graph or literals), and a word for the plan."""
+    """What to call at run time, and a word for the plan.
 
-    module: nn.Module
+    `target` is a pure function or a module. `inputs` may hold nodes of the source graph, literals, and tensors, which
+    become buffers of the network. A function with its constants as inputs costs less per call than a module.
+    """
+
+    target: nn.Module | Callable[..., Any]
     inputs: tuple[Any, ...]
     note: str
 
