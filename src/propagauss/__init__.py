@@ -4,6 +4,7 @@ from propagauss import baselines, links, metrics
 from propagauss.errors import InputError, PosteriorError, PropagaussError, UnsupportedOpError
 from propagauss.gaussian import Gaussian
 from propagauss.likelihood import Classifier, Regressor
+from propagauss.network import Streamlined
 from propagauss.plan import Plan
 from propagauss.posterior import (
     DiagonalPosterior,
@@ -16,7 +17,7 @@ from propagauss.posterior import (
     load_posterior,
 )
 from propagauss.rules import rule
-from propagauss.streamline import Streamlined, streamline
+from propagauss.streamline import streamline
 
 __version__ = "0.1.0"
 

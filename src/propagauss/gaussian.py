@@ -180,7 +180,8 @@ class Gaussian:
         n = int(torch.Size(mean.shape[1:]).numel())
         if tuple(spread.shape) != (batch, n, n):
             raise InputError(
-                f"covariance has shape {tuple(spread.shape)}; a mean of shape {tuple(mean.shape)} needs [{batch}, {n}, {n}]"
+                f"covariance has shape {tuple(spread.shape)}; "
+                f"a mean of shape {tuple(mean.shape)} needs [{batch}, {n}, {n}]"
             )
 
     def _check_values(self) -> None:
@@ -246,13 +247,15 @@ def _rebuild(tensors: Any, structure: Any) -> Gaussian:
     return Gaussian.full(mean, spread) if structure == "full" else Gaussian.diagonal(mean, spread)
 
 
+def _flatten_with_keys(g: Gaussian) -> Any:
+    keys = (pytree.GetAttrKey("mean"), pytree.GetAttrKey(g._spread_name()))
+    return list(zip(keys, _tensors(g), strict=True)), g.structure
+
+
 pytree.register_pytree_node(
     Gaussian,
     lambda g: (_tensors(g), g.structure),
     _rebuild,
     serialized_type_name="propagauss.Gaussian",
-    flatten_with_keys_fn=lambda g: (
-        [(pytree.GetAttrKey(k), t) for k, t in zip(("mean", g._spread_name()), _tensors(g), strict=True)],
-        g.structure,
-    ),
+    flatten_with_keys_fn=_flatten_with_keys,
 )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
@@ -88,6 +89,8 @@ def trace(model: nn.Module, example: Any) -> Traced:
         for value, entry in zip(output.args[0], program.graph_signature.output_specs, strict=True)
         if entry.kind == OutputKind.USER_OUTPUT
     ]
+    out_spec = program.call_spec.out_spec
+    assert out_spec is not None
     return Traced(
         graph=program.graph,
         constants=constants,
@@ -95,7 +98,7 @@ def trace(model: nn.Module, example: Any) -> Traced:
         inputs=inputs,
         outputs=user_outputs,
         in_spec=spec,
-        out_spec=program.call_spec.out_spec,
+        out_spec=out_spec,
         uncertain_inputs=uncertain,
         example=widened if symbols else plain,
         batch=max(batch, 2) if symbols else batch,
@@ -119,7 +122,7 @@ def op_name(target: Any) -> str:
 def _export(
     model: nn.Module, leaves: list[Any], spec: pytree.TreeSpec, batch: int, fallback: list[Any]
 ) -> tuple[ExportedProgram, set[Any]]:
-    shapes = ShapesCollection()
+    shapes: Any = ShapesCollection()
     for leaf in leaves:
         if _is_batched(leaf, batch):
             shapes[leaf] = {0: Dim.AUTO}
@@ -161,8 +164,10 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
         return _quietly(lambda: program.run_decompositions({}))
     graph = program.graph
     for node in mutable:
+        plain = _out_of_place(node.target)
+        assert plain is not None
         with graph.inserting_before(node):
-            new = graph.call_function(_out_of_place(node.target), node.args, node.kwargs)
+            new = graph.call_function(plain, node.args, node.kwargs)
         new.meta = dict(node.meta)
         later = set(_after(node))
         node.args[0].replace_all_uses_with(new, delete_user_cb=lambda user, later=later: user in later)
@@ -172,8 +177,10 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
 
 
 def _tidied(program: ExportedProgram) -> ExportedProgram:
-    """Undo what functionalised indexing such as `x[:, 0] += 1` leaves behind: `x[:]`, plain copies, and writes to a part
-    of a tensor, which become a concatenation."""
+    """Undo what functionalised indexing such as `x[:, 0] += 1` leaves behind.
+
+    That is `x[:]`, plain copies, and writes to a part of a tensor, which become a concatenation.
+    """
     graph = program.graph
     for node in list(graph.nodes):
         new = None
@@ -224,7 +231,7 @@ def _call(graph: fx.Graph, like: fx.Node, op: Any, *args: Any) -> fx.Node:
     """A new op at the place of `like`, with its result on the fake values of the arguments."""
     node = graph.call_function(op, args)
     node.meta = dict(like.meta)
-    node.meta["val"] = op(*fx.node.map_arg(args, lambda a: a.meta["val"]))
+    node.meta["val"] = op(*map_arg(args, lambda a: a.meta["val"]))
     return node
 
 
@@ -236,7 +243,7 @@ def _is_mutable(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def _out_of_place(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def _out_of_place(target: Any) -> torch._ops.OpOverload | None:
     packet = getattr(aten, target._schema.name.split("::")[1].removesuffix("_"), None)
     overload = getattr(packet, target._overloadname, None)
     return None if overload is None or overload is target else overload
@@ -315,8 +322,9 @@ def _batch_symbols(program: ExportedProgram) -> set[Any]:
         if entry.kind == InputKind.USER_INPUT and not isinstance(entry.arg, ConstantArgument):
             node = next(n for n in program.graph.nodes if n.name == entry.arg.name)
             value = node.meta.get("val")
-            if isinstance(value, Tensor) and value.dim() and isinstance(value.shape[0], torch.SymInt):
-                symbols |= value.shape[0].node.expr.free_symbols
+            size: Any = value.shape[0] if isinstance(value, Tensor) and value.dim() else None
+            if isinstance(size, torch.SymInt):
+                symbols |= size.node.expr.free_symbols
     return symbols
 
 

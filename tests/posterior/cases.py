@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping
 
 import torch
-from reference import random_psd
 from torch import Tensor
 
 import propagauss as pg
+from reference import random_psd
 
 KINDS = ("diagonal", "kronecker", "kronecker factored", "full")
 PRIOR_PRECISION = 1.7

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from posterior.cases import KINDS, kronecker_covariance, kronecker_factors, make_posterior
-from reference import assert_covariance_close, bilinear, linear_layer, random_psd, shared_layer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import propagauss as pg
+from posterior.cases import KINDS, kronecker_covariance, kronecker_factors, make_posterior
+from reference import assert_covariance_close, bilinear, linear_layer, random_psd, shared_layer
 
 SAMPLES = 20_000
 BATCH = 3
@@ -37,6 +37,10 @@ class Own(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, x)
+
+
+def addmm(layer: Own, x: Tensor) -> Tensor:
+    return torch.addmm(layer.bias, x, layer.weight)
 
 
 def conv1d(layer: Own, x: Tensor) -> Tensor:
@@ -97,7 +101,7 @@ LAYERS = [
     Layer("linear of W.t()", lambda: Own(lambda s, x: F.linear(x, s.weight.t()), weight=(3, 2)), linear="column"),
     Layer("linear of W.T", lambda: Own(lambda s, x: F.linear(x, s.weight.T), weight=(3, 2)), linear="column"),
     Layer("linear of W.mT", lambda: Own(lambda s, x: F.linear(x, s.weight.mT), weight=(3, 2)), linear="column"),
-    Layer("addmm", lambda: Own(lambda s, x: torch.addmm(s.bias, x, s.weight), weight=(3, 2), bias=(2,)), linear="column"),
+    Layer("addmm", lambda: Own(addmm, weight=(3, 2), bias=(2,)), linear="column"),
     Layer("linear on positions", lambda: nn.Linear(3, 2), (2, 3), linear="row"),
     Layer("bias on positions", lambda: nn.Linear(3, 2), (2, 3), random=("bias",)),
     Layer("Conv1D on positions", lambda: Own(conv1d, weight=(3, 2), bias=(2,)), (2, 3), linear="column"),
@@ -121,13 +125,20 @@ LAYERS = [
 BY_NAME = {layer.name: layer for layer in LAYERS}
 
 
+def _kinds(layer: Layer) -> tuple[str, ...]:
+    """Posteriors to try; what a structure does with a weight shows on a few layers, a lone parameter just asks for its
+    covariance."""
+    if layer.name in ("linear", "linear on positions"):
+        return KINDS
+    if layer.name in ("only weight random", "x @ W", "Conv1D on positions"):
+        return ("diagonal", "kronecker", "full")
+    return ("full",) if layer.name in ("linear of W.T", "linear of W.mT") else ("diagonal", "full")
+
+
 def _combinations() -> list:
     found = []
     for layer in LAYERS:
-        # the factored damping changes numbers only, and a lone parameter just asks for its covariance
-        kinds = KINDS if layer.name in ("linear", "linear on positions") else ("diagonal", "kronecker", "full")
-        kinds = kinds if layer.linear else ("diagonal", "full")
-        for kind in kinds:
+        for kind in _kinds(layer):
             for structure in ("diagonal", "full"):
                 for uncertain in (False,) if layer.vocabulary else (False, True):
                     tag = f"{layer.name}-{kind}-{structure}-{'gaussian' if uncertain else 'fixed'} input"
@@ -141,11 +152,14 @@ DIFFERENTIABLE = [p for p in COMBINATIONS if BY_NAME[p.values[0]].vocabulary is 
 # scaling a posterior to nothing is the posterior's work: all structures on one layer, one structure on all layers
 VANISHING = [p for p in COMBINATIONS if p.values[0] == "linear" or p.values[1] == "full"]
 LITERAL = [p for p in COMBINATIONS if BY_NAME[p.values[0]].linear]
-# exporting and compiling take most of the time: every layer once per structure, every posterior on a linear layer
+# exporting and compiling take most of the time: every structure on a linear layer, and the layers unlike it
+UNLIKE = {"Conv1D on positions", "tied layer", "scale on positions", "batch norm", "PReLU", "embedding", "class token"}
 PORTABLE = [
     p
     for p in COMBINATIONS
-    if (p.values[0] == "linear" and p.values[3]) or (p.values[1] == "full" and p.values[3] == (p.values[2] == "full"))
+    if (p.values[0] == "linear" and p.values[3] and p.values[1] in ("diagonal", "kronecker", "full"))
+    or (p.values[0] in UNLIKE and p.values[1] == "full" and p.values[3] == (p.values[2] == "full"))
+    or (p.values[0] == "embedding" and p.values[1] == "full")
 ]
 
 
@@ -184,7 +198,7 @@ class Setup:
         return torch.cat([p.flatten() for p in self.random.values()])
 
 
-@lru_cache(maxsize=None)
+@cache
 def setup(name: str, kind: str, structure: str, uncertain: bool) -> Setup:
     layer = BY_NAME[name]
     with torch.random.fork_rng():
@@ -223,7 +237,7 @@ def reduce(covariance: Tensor, structure: str) -> Tensor:
 
 
 def expected_covariance(s: Setup) -> Tensor:
-    """`[B, n', n']` from first principles; for a tied layer the paper's sums twice, as if the two uses were strangers."""
+    """`[B, n', n']` from first principles; for a tied layer the paper's sums twice, as if its two uses were strangers."""
     if s.layer.name == "tied layer":
         return tied_covariance(s)
     if s.layer.vocabulary:  # nothing but the table is random: rows of the identity pick it apart
@@ -335,7 +349,7 @@ def test_no_posterior_covariance_gives_the_deterministic_layer(
         assert torch.count_nonzero(g.variance) == 0
 
 
-@lru_cache(maxsize=None)
+@cache
 def deterministic(name: str, structure: str) -> pg.Gaussian:
     s = setup(name, "diagonal", structure, True)
     return pg.streamline(s.module, None, s.x, covariance=structure)(s.x)
@@ -344,7 +358,9 @@ def deterministic(name: str, structure: str) -> pg.Gaussian:
 def rows(x: pg.Gaussian | Tensor, index: Tensor) -> pg.Gaussian | Tensor:
     if isinstance(x, Tensor):
         return x[index]
-    return pg.Gaussian(x.mean[index], covariance=x.covariance[index]) if x.is_full else pg.Gaussian(x.mean[index], x.variance[index])  # fmt: skip
+    if x.is_full:
+        return pg.Gaussian(x.mean[index], covariance=x.covariance[index])
+    return pg.Gaussian(x.mean[index], x.variance[index])
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", COMBINATIONS)

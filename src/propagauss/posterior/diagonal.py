@@ -46,7 +46,7 @@ class DiagonalPosterior(Posterior):
 
     def noise(self, weight: str | None, bias: str | None, transposed: bool = False) -> Noise:
         v = None if weight is None else self._variances[weight].flatten(1)
-        return DiagonalNoise(v.t() if v is not None and transposed else v, bias and self._variances[bias])
+        return DiagonalNoise(v.t() if v is not None and transposed else v, self._variances[bias] if bias else None)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         return {

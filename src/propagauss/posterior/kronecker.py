@@ -179,7 +179,8 @@ class KroneckerNoise(Noise):
 
     `G_pq = 1 / (λ_Bp λ_Aq + δ)` is a Cauchy-like matrix, so to rounding it has a small rank `r`: `G = L R`. Then
 
-        noise = Σ_k c_k M_k + Cov(b),   M_k = Q_B diag(L_:k) Q_Bᵀ,   c_k = Σ_q R_kq s_q = Σ_ij S_ij (Q_A diag(R_k:) Q_Aᵀ)_ij
+        noise = Σ_k c_k M_k + Cov(b),   M_k = Q_B diag(L_:k) Q_Bᵀ,
+        c_k = Σ_q R_kq s_q = Σ_ij S_ij (Q_A diag(R_k:) Q_Aᵀ)_ij
 
     which replaces the rotations of every sample's covariance, cubic in the width, by two products with fixed matrices.
     """

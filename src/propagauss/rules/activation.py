@@ -37,8 +37,8 @@ class Elementwise(nn.Module):
 
     def forward(self, x: Gaussian, *rest: Any) -> Gaussian:
         m = x.mean
-        y, slope = torch.func.jvp(lambda t: self.function(t, *rest), (m,), (torch.ones_like(m),))
-        return x.scaled(y, slope)
+        result = torch.func.jvp(lambda t: self.function(t, *rest), (m,), (torch.ones_like(m),))
+        return x.scaled(result[0], result[1])
 
 
 class MomentMatched(nn.Module):

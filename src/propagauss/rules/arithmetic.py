@@ -3,8 +3,8 @@
     x ± y:  m_x ± m_y,   C_x + C_y                       (exact for independent x, y)
     x · y:  m_x m_y,     m_y² C_x + m_x² C_y + C_x ∘ C_y  (exact first two moments for independent x, y)
 
-A residual sum `x + f(x)` is not independent: its variance is wrong by `2 Cov(x, f(x))`. Where `f` is elementwise the two
-branches are fused and nothing is lost; elsewhere the independence is the paper's assumption, and the plan says so.
+A residual sum `x + f(x)` is not independent: its variance is wrong by `2 Cov(x, f(x))`. Where `f` is elementwise the
+two branches are fused and nothing is lost; elsewhere the independence is the paper's assumption, and the plan says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Linear layers: `h = W a + b` with random weights, a random input, or both.
 
 With `a` of mean `m` and covariance `C`:  mean `E[W] m + E[b]`,  covariance `E[W] C E[W]ᵀ + noise(m, C)`, where the
-posterior answers `noise` (`posterior.base.Noise`). Exact for the first two moments whenever `a` is independent of `W, b`.
+posterior answers `noise` (`posterior.base.Noise`). Exact first two moments whenever `a` is independent of `W, b`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def fixed_input(x: Tensor, weight: Tensor, bias: Tensor | None, spread: Tensor, 
 def random_input(
     x: Gaussian, weight: Tensor, bias: Tensor | None, spread: Tensor, bias_spread: Tensor | None, second_t: Tensor
 ) -> Gaussian:
-    """Independent weights, random input: `var = m² Vᵀ + v_b + v (W² + V)ᵀ`, the second matrix precomputed. Three products."""
+    """Independent weights, random input: `var = m² Vᵀ + v_b + v (W² + V)ᵀ`, the second matrix precomputed."""
     m = x.mean
     own = F.linear(m * m, spread, bias_spread)
     return Gaussian.diagonal(F.linear(m, weight, bias), _accumulate(own, x.variance, second_t))

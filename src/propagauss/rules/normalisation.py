@@ -1,7 +1,7 @@
 """Normalisation with fixed statistics, and softmax.
 
-Batch normalisation in evaluation mode is affine per channel: exact. Softmax and log-softmax are linearised through their
-Jacobian, `J = diag(p) - p pᵀ` and `I - 1 pᵀ`.
+Batch normalisation in evaluation mode is affine per channel: exact. Softmax and log-softmax are linearised through
+their Jacobians, `J = diag(p) - p pᵀ` and `I - 1 pᵀ`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ops that move, copy, pick or add up entries: linear, so exact.
 
 Moving entries moves their variances the same way. Sums need squared coefficients: `Var[Σ x_i] = Σ v_i` and
-`Var[mean] = Σ v_i / n²` for a diagonal covariance; the full structure pushes both sides of the covariance through the op.
+`Var[mean] = Σ v_i / n²` for a diagonal covariance; the full structure pushes both sides of the covariance through.
 Copies made by `expand` or `repeat` are the same random number; only the full structure remembers that.
 """
 
@@ -85,7 +85,7 @@ def _named(function: Callable[..., Any], op: Any) -> Callable[..., Any]:
 
 
 def _move(op: Any) -> Callable[..., Gaussian]:
-    inner = _TOLERANT.get(op, op)
+    inner: Any = _TOLERANT.get(op, op)
 
     def move(x: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
         if op in _IDENTITY:

@@ -1,0 +1,57 @@
+"""Small questions about nodes of a traced graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from propagauss.trace import op_name
+
+aten = torch.ops.aten
+
+
+def nodes_in(arg: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    map_arg(arg, lambda n: found.append(n) or n)
+    return found
+
+
+def is_assertion(target: Any) -> bool:
+    return "assert" in op_name(target) or "sym_constrain" in op_name(target)
+
+
+def is_float(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
+
+
+def is_transpose(node: fx.Node) -> bool:
+    if node.target == aten.t.default:
+        return True
+    if len(shape_of(node) or ()) != 2:
+        return False
+    order: Any = node.args[1:]
+    if node.target == aten.transpose.int:
+        return {a % 2 for a in order} == {0, 1}
+    return node.target == aten.permute.default and [a % 2 for a in order[0]] == [1, 0]
+
+
+def shape_of(node: fx.Node) -> tuple[Any, ...] | None:
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, Tensor) else None
+
+
+def dtype_of(node: fx.Node) -> torch.dtype:
+    return node.meta["val"].dtype
+
+
+def depends(size: Any, symbols: set[Any]) -> bool:
+    return isinstance(size, torch.SymInt) and bool(size.node.expr.free_symbols & symbols)
+
+
+def hint(size: Any) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)

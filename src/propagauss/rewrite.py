@@ -1,0 +1,368 @@
+"""The walk over a traced graph that builds the streamlined one: only what is downstream of uncertainty is rewritten."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+
+from propagauss.errors import UnsupportedOpError
+from propagauss.fuse import Chains, is_affine, is_pointwise, region
+from propagauss.graph import depends, dtype_of, hint, is_assertion, is_float, is_transpose, nodes_in, shape_of
+from propagauss.network import Streamlined
+from propagauss.plan import Plan, Step
+from propagauss.posterior.base import Posterior
+from propagauss.rules.activation import CLOSED, elementwise
+from propagauss.rules.registry import BUILDERS, FUNCTIONS, Built, Options, Weight
+from propagauss.rules.wrapping import Delta, InputStructure, LinearisedRegion, Pointwise, RandomParameter, to_gaussian
+from propagauss.trace import Traced, module_path, op_name
+
+
+@dataclass(frozen=True)
+class SiteOf:
+    """What a builder may ask; see `rules.registry.Site`."""
+
+    rewriter: Rewriter
+    node: fx.Node
+
+    @property
+    def op(self) -> Any:
+        return self.node.target
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        return self.node.args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return self.node.kwargs
+
+    @property
+    def options(self) -> Options:
+        return self.rewriter.options
+
+    @property
+    def posterior(self) -> Posterior | None:
+        return self.rewriter.posterior
+
+    def is_random(self, arg: Any) -> bool:
+        return any(a in self.rewriter.random for a in nodes_in(arg))
+
+    def constant(self, arg: Any) -> Tensor | None:
+        return self.rewriter.constant(arg)
+
+    def weight(self, arg: Any) -> Weight | None:
+        return self.rewriter.weight(arg)
+
+    def shape(self, arg: Any) -> torch.Size:
+        return torch.Size(hint(s) for s in arg.meta["val"].shape)
+
+    def positions(self, arg: Any) -> int:
+        return self.shape(arg)[:-1].numel() // self.rewriter.traced.batch
+
+
+class Rewriter:
+    """Walks the traced graph once and builds the new one. `random` holds the source nodes that are uncertain."""
+
+    def __init__(self, traced: Traced, posterior: Posterior | None, options: Options):
+        self.traced, self.posterior, self.options = traced, posterior, options
+        self.names = set() if posterior is None else set(posterior.names)
+        self.root = nn.Module()
+        self.graph = fx.Graph()
+        self.env: dict[fx.Node, fx.Node] = {}
+        self.random: set[fx.Node] = set()
+        self.static: set[fx.Node] = set()
+        self.chains = Chains(any_op=options.full and options.activation == "linearise")
+        self.steps: list[tuple[fx.Node, Step]] = []
+        self.unsupported: list[tuple[fx.Node, str]] = []
+
+    # -- the walk
+
+    def run(self) -> Streamlined:
+        for node, uncertain in zip(self.traced.inputs, self.traced.uncertain_inputs, strict=True):
+            if node is not None:
+                self._input(node, uncertain)
+        for node in self.traced.graph.nodes:
+            if node.op == "placeholder" and node.name in self.traced.constants:
+                self._constant_placeholder(node)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op not in ("placeholder", "output"):
+                self.unsupported.append((node, "is not a plain call"))
+        if self.unsupported:
+            raise self._unsupported_error()
+        self.graph.output(tuple(self._output(o) for o in self.traced.outputs))
+        self.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
+        body = fx.GraphModule(self.root, self.graph, class_name="StreamlinedBody")
+        body.delete_all_unused_submodules()
+        return Streamlined(body, self._plan(), self.traced).eval()
+
+    def _input(self, node: fx.Node, uncertain: bool) -> None:
+        new = self.graph.placeholder(node.name)
+        if uncertain:
+            name = self._add_module("input", InputStructure(self.options.full))
+            new = self.graph.call_module(name, (new,))
+            self.random.add(node)
+            self.chains.start(node)
+        self.env[node] = new
+
+    def _constant_placeholder(self, node: fx.Node) -> None:
+        if self.traced.parameters.get(node.name) in self.names:
+            self.random.add(node)
+            self.chains.start(node)
+        else:
+            self.static.add(node)
+
+    def _call(self, node: fx.Node) -> None:
+        inputs = node.all_input_nodes
+        random = [a for a in inputs if a in self.random]
+        if not random:
+            if inputs and all(a in self.static for a in inputs):
+                self.static.add(node)
+            elif not is_assertion(node.target):
+                self.env[node] = self.graph.node_copy(node, self._value)
+        elif is_assertion(node.target):
+            return
+        elif not is_float(node):
+            self._by_mean(node)
+        else:
+            self._rewrite(node, random)
+
+    def _by_mean(self, node: fx.Node) -> None:
+        """Sizes, comparisons and indices are read off the mean, and are deterministic from there on."""
+        if node.target is operator.getitem:  # such as the indices of a maximum, which a rule returned beside a Gaussian
+            self.env[node] = self.graph.node_copy(node, self._value)
+            return
+        self.env[node] = self.graph.node_copy(node, lambda a: self._mean(a) if a in self.random else self._value(a))
+        if isinstance(node.meta.get("val"), Tensor):
+            self._note(node, "by mean", "decided by the mean, deterministic from here on")
+
+    def _rewrite(self, node: fx.Node, random: list[fx.Node]) -> None:
+        weights = [a for a in random if a.op == "placeholder" and a.name in self.traced.constants]
+        source = None
+        if weights and self.options.full and not (len(random) == 1 and is_pointwise(node.target)):
+            self.chains.start(node)  # a parameter has no batch: a function of it and of samples is not one region
+        else:
+            source = self.chains.link(node, random)
+        self.random.add(node)
+        if self.options.full:
+            self._check_batch(node, random, weights)
+        if source is not None and sum(n in self.random for n in nodes_in((node.args, node.kwargs))) > 1:
+            self._fused(node, source)
+        elif not self._build(node) and not self._apply_function(node) and not self._pointwise(node, random):
+            self.unsupported.append((node, "has no rule"))
+            self.env[node] = self.graph.placeholder(node.name)  # never run: an error is on its way
+
+    # -- the ways to rewrite one op
+
+    def _fused(self, node: fx.Node, source: fx.Node) -> None:
+        function, extras = region(node, source, self.random)
+        pointwise = all(is_pointwise(n.target) for n in function.graph.nodes if n.op == "call_function")
+        label = f"fused {'elementwise' if pointwise else 'function'} of {source.name}"
+        if pointwise:
+            module = elementwise(function, self.options.activation, dtype_of(node))
+            note = self._activation_note()
+        else:
+            affine = is_affine(node, source, self.random)
+            module = LinearisedRegion(function, affine)
+            note = "exact" if affine else "linearised as a whole"
+        self.env[node] = self.graph.call_module(
+            self._add_module(node.name, module), (self._value(source), *(self._value(e) for e in extras))
+        )
+        self._note(node, label, note)
+
+    def _build(self, node: fx.Node) -> bool:
+        for build in reversed(BUILDERS.get(node.target, [])):
+            site: Any = SiteOf(self, node)
+            built: Built | None = build(site)
+            if built is not None:
+                self.env[node] = self._emit(node, built.target, built.inputs)
+                label = type(built.target).__name__ if isinstance(built.target, nn.Module) else built.target.__name__
+                self._note(node, label, built.note)
+                return True
+        return False
+
+    def _emit(self, node: fx.Node, target: Any, inputs: tuple[Any, ...]) -> fx.Node:
+        """Call a module or a function at run time; tensors among the inputs become buffers."""
+        values = []
+        names = list(inspect.signature(target.forward if isinstance(target, nn.Module) else target).parameters)
+        for argument, value in zip(names, inputs, strict=False):
+            if isinstance(value, Tensor):
+                name = f"{node.name}_{argument}"
+                self.root.register_buffer(name, value)
+                values.append(self.graph.get_attr(name))
+            else:
+                values.append(self._map(value))
+        if isinstance(target, nn.Module):
+            return self.graph.call_module(self._add_module(node.name, target), tuple(values))
+        return self.graph.call_function(target, tuple(values))
+
+    def _apply_function(self, node: fx.Node) -> bool:
+        found = FUNCTIONS.get(node.target)
+        if found is None:
+            return False
+        self.env[node] = self.graph.call_function(found.function, self._map(node.args), self._map(node.kwargs))
+        if node.target is not operator.getitem:
+            self._note(node, found.function.__name__, found.note)
+        return True
+
+    def _pointwise(self, node: fx.Node, random: list[fx.Node]) -> bool:
+        if not is_pointwise(node.target):
+            return False
+        if len(random) > 1 or random[0] not in node.args or shape_of(random[0]) != shape_of(node):
+            return self._delta(node)
+        at = node.args.index(random[0])
+        closed = CLOSED.get(node.target)
+        if closed is not None and at == 0 and self.options.activation == "linearise":
+            self.env[node] = self.graph.call_function(closed, self._map(node.args), self._map(node.kwargs))
+            self._note(node, "elementwise", self._activation_note())
+            return True
+        rest = [a for a in node.all_input_nodes if a is not random[0]]
+        if rest:
+            function, extras = region(node, random[0], self.random)
+            module = elementwise(function, self.options.activation, dtype_of(node))
+        else:
+            function, extras = Pointwise(node.target, at, node.args, node.kwargs), []
+            op = node.target if at == 0 else None
+            settings = (node.args[1:], node.kwargs)
+            module = elementwise(function, self.options.activation, dtype_of(node), op, settings)
+        inputs = (self._value(random[0]), *(self._value(e) for e in extras))
+        self.env[node] = self.graph.call_module(self._add_module(node.name, module), inputs)
+        self._note(node, "elementwise", self._activation_note())
+        return True
+
+    def _delta(self, node: fx.Node) -> bool:
+        if node.kwargs:
+            return False
+        name = self._add_module(node.name, Delta(node.target))
+        self.env[node] = self.graph.call_module(name, self._map(node.args))
+        self._note(node, "delta", "linearised in each argument, arguments independent")
+        return True
+
+    # -- values in the new graph
+
+    def _map(self, args: Any) -> Any:
+        return map_arg(args, self._value)
+
+    def _value(self, node: fx.Node) -> Any:
+        """The node that stands for `node`; constants and random parameters enter the graph when first used."""
+        if node not in self.env:
+            if node in self.random:
+                self.env[node] = self._random_parameter(node)
+            else:
+                value = self.constant(node)
+                if not isinstance(value, Tensor):
+                    return value  # a size
+                self.env[node] = self.graph.get_attr(self._add_buffer(node.name, value))
+        return self.env[node]
+
+    def _mean(self, node: fx.Node) -> fx.Node:
+        return self.graph.call_function(getattr, (self._value(node), "mean"))
+
+    def _random_parameter(self, node: fx.Node) -> fx.Node:
+        assert self.posterior is not None
+        name = self.traced.parameters[node.name]
+        mean = self.traced.constants[node.name]
+        if self.options.full:
+            leaf = RandomParameter(mean, None, self.posterior.covariance(name))
+        else:
+            leaf = RandomParameter(mean, self.posterior.variance(name).reshape(mean.shape), None)
+        return self.graph.call_module(self._add_module(node.name, leaf))
+
+    def constant(self, arg: Any) -> Any:
+        """Value of a node that depends on constants only (None otherwise)."""
+        if not isinstance(arg, fx.Node):
+            return arg if isinstance(arg, Tensor) else None
+        if arg not in self.static:
+            return None
+        if arg.op == "placeholder":
+            return self.traced.constants[arg.name]
+        op: Any = arg.target
+        args: Any = map_arg(arg.args, self.constant)
+        kwargs: Any = map_arg(arg.kwargs, self.constant)
+        return op(*args, **kwargs)
+
+    def weight(self, arg: Any) -> Weight | None:
+        value = self.constant(arg)
+        if isinstance(value, Tensor):
+            return Weight(value, None, False)
+        transposed = False
+        while isinstance(arg, fx.Node) and is_transpose(arg):
+            arg, transposed = arg.args[0], not transposed
+        if not isinstance(arg, fx.Node) or arg.name not in self.traced.parameters or arg not in self.random:
+            return None
+        tensor = self.traced.constants[arg.name]
+        return Weight(tensor.t() if transposed else tensor, self.traced.parameters[arg.name], transposed)
+
+    def _add_buffer(self, name: str, value: Tensor) -> str:
+        name = f"constant_{name}"
+        self.root.register_buffer(name, value.detach().clone())
+        return name
+
+    def _add_module(self, name: str, module: nn.Module) -> str:
+        name = f"{name}_rule"
+        self.root.add_module(name, module)
+        return name
+
+    def _output(self, value: Any) -> Any:
+        if not isinstance(value, fx.Node):
+            return value
+        new = self._value(value)
+        if value in self.random or not is_float(value):
+            return new
+        return self.graph.call_function(to_gaussian, (new,))
+
+    # -- checks and words
+
+    def _check_batch(self, node: fx.Node, random: list[fx.Node], weights: list[fx.Node]) -> None:
+        value = node.meta.get("val")
+        symbols = self.traced.batch_symbols
+        if not symbols or not isinstance(value, Tensor) or len(weights) == len(node.all_input_nodes):
+            return
+        batched = [depends(s, symbols) for s in value.shape]
+        if any(batched[1:]):
+            self.unsupported.append((node, "moves the batch dimension away from the front"))
+        elif not any(batched) and any(depends(s, symbols) for r in random for s in (shape_of(r) or ())):
+            self.unsupported.append((node, "mixes the samples of a batch"))
+
+    def _note(self, node: fx.Node, rule: str, note: str) -> None:
+        value = node.meta.get("val")
+        shape: tuple[int | str, ...] = ()
+        if isinstance(value, Tensor):
+            shape = tuple("B" if depends(s, self.traced.batch_symbols) else hint(s) for s in value.shape)
+        elif isinstance(value, (tuple, list)):
+            shape = (f"{len(value)} parts",)
+        structure = "none" if rule == "by mean" else self.options.covariance
+        self.steps.append((node, Step(op_name(node.target), module_path(node), rule, structure, shape, note)))
+
+    def _activation_note(self) -> str:
+        return "linearised" if self.options.activation == "linearise" else "first two moments matched"
+
+    def _plan(self) -> Plan:
+        live = set(self.graph.nodes)
+        steps = tuple(step for node, step in self.steps if self.env[node] in live)
+        rewritten = {self.env[node] for node, _ in self.steps}
+        own = [n for n in self.env if n.op == "call_function" and n not in self.random]
+        untouched = sum(self.env[n] in live and self.env[n] not in rewritten for n in own)
+        used = {self.traced.parameters[n.name] for n in self.random if n.name in self.traced.parameters}
+        unused = sorted(self.names - used)
+        if unused:
+            warnings.warn(f"the model never uses these parameters of the posterior: {', '.join(unused)}", stacklevel=4)
+        return Plan(steps, untouched, tuple(sorted(used)))
+
+    def _unsupported_error(self) -> UnsupportedOpError:
+        lines = [f"  {op_name(n.target)} at '{module_path(n)}' {why}" for n, why in dict(self.unsupported).items()]
+        full = any("batch" in why for _, why in self.unsupported)
+        remedy = (
+            "Use covariance='diagonal' for models that move or mix the batch."
+            if full
+            else "Register a rule with @propagauss.rule(torch.ops....) (see the how-to on custom rules), or leave the "
+            "parameters before these ops out of the posterior."
+        )
+        return UnsupportedOpError("cannot streamline this model:\n" + "\n".join(lines) + "\n" + remedy)
