@@ -1,4 +1,4 @@
-"""Literal references: the sums of the paper as loops, and Monte Carlo. Slow, obvious, and independent of the library."""
+"""Literal references: the sums of the paper as loops, and Monte Carlo. Slow, obvious, independent of the library."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -112,8 +112,8 @@ def bilinear(
 ) -> Tensor:
     """Covariance of `f(θ, x)` for independent Gaussians `θ ~ (theta, joint)` and `x ~ (m, c)`, all flat: `[n', n']`.
 
-    With `f` linear in each argument, `δf_k = Σ_p J_kp δθ_p + Σ_i K_ki δx_i + Σ_pi H_kpi δθ_p δx_i`; the last sum has the
-    covariance `Σ H_kpi H_lqj joint_pq c_ij`: exact. Without `products` that term is left out (linearisation).
+    With `f` linear in each argument, `δf_k = Σ_p J_kp δθ_p + Σ_i K_ki δx_i + Σ_pi H_kpi δθ_p δx_i`; the last sum has
+    the covariance `Σ H_kpi H_lqj joint_pq c_ij`: exact. Without `products` that term is left out (linearisation).
     """
     by_theta = torch.func.jacrev(function, 0)(theta, m)
     by_x = torch.func.jacrev(function, 1)(theta, m)

@@ -7,14 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.trace import as_call
+
+
+def as_call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """An example as `(args, kwargs)`: a dict is keyword arguments, a tuple or list is positional ones."""
+    if isinstance(example, dict):
+        return (), dict(example)
+    return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})
 
 
 def arguments(*inputs: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -53,13 +59,21 @@ def as_latent(output: Any) -> Gaussian:
 
 
 def check_eval(model: nn.Module) -> None:
-    """Refuse a model whose output is random, or changes the model, because it is in training mode."""
+    """Refuse a model in training mode if that makes its output random, or depend on the rest of the batch."""
     for path, module in model.named_modules():
-        dropout = isinstance(module, _DropoutNd) and module.p > 0
-        statistics = isinstance(module, _NormBase) and module.track_running_stats
-        if module.training and (dropout or statistics):
+        if module.training and _training_matters(module):
             where = f"{type(module).__name__} at '{path or '(model)'}'"
             raise InputError(f"{where} is in training mode: call model.eval() first")
+
+
+def _training_matters(module: nn.Module) -> bool:
+    if isinstance(module, _NormBase):  # batch norm, and instance norm if it keeps statistics
+        return isinstance(module, _BatchNorm) or module.track_running_stats
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return float(module.dropout) > 0
+    return isinstance(module, nn.RReLU)
 
 
 def batches(

@@ -10,8 +10,9 @@ from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
+from propagauss.inputs import as_call
 from propagauss.plan import Plan
-from propagauss.trace import Traced, as_call, flatten
+from propagauss.trace import Traced, flatten
 
 
 class Streamlined(nn.Module):

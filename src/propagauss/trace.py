@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
+from propagauss.inputs import as_call
 
 aten = torch.ops.aten
 
@@ -43,13 +44,6 @@ class Traced:
     @property
     def batch_is_dynamic(self) -> bool:
         return bool(self.batch_symbols)
-
-
-def as_call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """An example as `(args, kwargs)`: a dict is keyword arguments, a tuple or list is positional ones."""
-    if isinstance(example, dict):
-        return (), dict(example)
-    return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})
 
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:

@@ -237,7 +237,7 @@ def reduce(covariance: Tensor, structure: str) -> Tensor:
 
 
 def expected_covariance(s: Setup) -> Tensor:
-    """`[B, n', n']` from first principles; for a tied layer the paper's sums twice, as if its two uses were strangers."""
+    """`[B, n', n']` from first principles; a tied layer is the paper's sums twice, its uses taken as strangers."""
     if s.layer.name == "tied layer":
         return tied_covariance(s)
     if s.layer.vocabulary:  # nothing but the table is random: rows of the identity pick it apart

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from propagauss.errors import InputError, nearest
+from propagauss.inputs import check_eval
 from propagauss.posterior.base import Posterior
 from propagauss.posterior.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
 from propagauss.posterior.evidence import Evidence
@@ -73,7 +74,7 @@ def fit_laplace(
         raise InputError("noise= is for likelihood='regression'; classification has none")
     delta = _positive(prior_precision, "prior_precision")
     sigma = 1.0 if likelihood == "classification" else _positive(noise, "noise")
-    refuse_training(model)
+    check_eval(model)
     with torch.inference_mode(False):
         forward = Forward(model, _select(model, parameters))
         curvature = STRUCTURES[structure](forward)
@@ -98,28 +99,6 @@ def _positive(value: float | str, name: str) -> float | None:
 
 
 # -- the model
-
-
-def refuse_training(model: nn.Module) -> None:
-    """Raise if a module in training mode would make the output random, or depend on the rest of the batch."""
-    bad = [f"{name or 'the model'} ({type(m).__name__})" for name, m in model.named_modules() if _matters(m)]
-    if bad:
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        raise InputError(
-            f"the model is in training mode, which matters for {', '.join(bad[:3])}{more}: call model.eval()"
-        )
-
-
-def _matters(module: nn.Module) -> bool:
-    if not module.training:
-        return False
-    if isinstance(module, nn.modules.batchnorm._NormBase):  # batch norm, and instance norm if it keeps statistics
-        return isinstance(module, nn.modules.batchnorm._BatchNorm) or module.track_running_stats
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
-    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-        return float(module.dropout) > 0
-    return isinstance(module, nn.RReLU)
 
 
 def _select(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
+from propagauss.inputs import as_call
 from propagauss.posterior.capture import Capture, Layer, Use
 
 BUDGET = 2**28  # bytes for the per-sample gradients or image patches that are alive at one time
@@ -36,7 +37,7 @@ class Forward:
         self.vectorised = True  # until torch.vmap turns out not to cope with the model
 
     def __call__(self, x: Any, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
-        args, kwargs = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
+        args, kwargs = as_call(x)
         parameters = {**self.parameters, **(replaced or {})}
         return _tensor(torch.func.functional_call(self.model, parameters, args, kwargs))
 

@@ -20,12 +20,14 @@ from propagauss.rules.registry import Built, Site, builder, rule
 aten = torch.ops.aten
 
 
-def fixed_input(x: Tensor, weight: Tensor, bias: Tensor | None, spread: Tensor, bias_spread: Tensor | None) -> Gaussian:
+def linear_fixed_input(
+    x: Tensor, weight: Tensor, bias: Tensor | None, spread: Tensor, bias_spread: Tensor | None
+) -> Gaussian:
     """Independent weights, fixed input: `var = m² Vᵀ + v_b`. Two products of the size of the layer's own."""
     return Gaussian.diagonal(F.linear(x, weight, bias), F.linear(x * x, spread, bias_spread))
 
 
-def random_input(
+def linear_random_input(
     x: Gaussian, weight: Tensor, bias: Tensor | None, spread: Tensor, bias_spread: Tensor | None, second_t: Tensor
 ) -> Gaussian:
     """Independent weights, random input: `var = m² Vᵀ + v_b + v (W² + V)ᵀ`, the second matrix precomputed."""
@@ -34,7 +36,7 @@ def random_input(
     return Gaussian.diagonal(F.linear(m, weight, bias), _accumulate(own, x.variance, second_t))
 
 
-def fixed_weight(x: Gaussian, weight: Tensor, bias: Tensor | None, squared: Tensor) -> Gaussian:
+def linear_fixed_weight(x: Gaussian, weight: Tensor, bias: Tensor | None, squared: Tensor) -> Gaussian:
     """Fixed weights, random input: `var = v (W²)ᵀ`."""
     return Gaussian.diagonal(F.linear(x.mean, weight, bias), F.linear(x.variance, squared))
 
@@ -158,13 +160,13 @@ def linear_layer(site: Site, x: Any, weight: Any, bias: Any, flipped: bool) -> B
     if site.options.full:
         return Built(FullLinear(matrix, offset, noise, site.positions(x)), (x,), note)
     if noise is None:
-        return Built(fixed_weight, (x, matrix, offset, matrix.square()), note)
+        return Built(linear_fixed_weight, (x, matrix, offset, matrix.square()), note)
     if not isinstance(noise, DiagonalNoise) or noise.weight is None:
         return Built(Linear(matrix, offset, noise, site.is_random(x)), (x,), note)
     spreads = (noise.weight, noise.bias)
     if not site.is_random(x):
-        return Built(fixed_input, (x, matrix, offset, *spreads), note)
-    return Built(random_input, (x, matrix, offset, *spreads, second_moment(matrix, noise).t()), note)
+        return Built(linear_fixed_input, (x, matrix, offset, *spreads), note)
+    return Built(linear_random_input, (x, matrix, offset, *spreads, second_moment(matrix, noise).t()), note)
 
 
 def _describe(weight: str | None, bias: str | None, random_input: bool) -> str:

@@ -1,0 +1,62 @@
+"""What is compared: a case is one input, the plain model, and several ways to predict with uncertainty on that input.
+
+A new benchmark is a file with a function `cases(batches) -> list[Case]`, and its line in `benchmarks.__main__.SUITES`.
+Nothing is built before a case runs, so that listing and choosing cost nothing; what cases share is cached by their file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Any
+
+from torch import Tensor
+
+from propagauss import Gaussian
+
+Predict = Callable[[Any], Any]
+PLAIN = "plain forward"
+
+
+class SkipMethod(Exception):
+    """Why a method cannot be run here; printed in place of its numbers."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of a case: something to time, or (`computed`) a number to stand beside the timings."""
+
+    name: str
+    make: Callable[[], Predict] | None = None
+    computed: Callable[[], float] | None = None
+    limit: float | None = None  # the largest ratio to the plain forward that we accept
+    same: bool = False  # whether it computes the same numbers as the other methods so marked
+    heavy: bool = False  # too slow, or too slow to build, for --quick
+    needs_grad: bool = False  # runs with autograd enabled because it fails without
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str  # such as mlp/diagonal/64
+    title: str
+    inputs: Callable[[], Any]
+    plain: Callable[[], Predict]
+    methods: list[Method] = field(default_factory=list)
+
+    def chosen(self, pattern: str | None) -> list[Method]:
+        """The methods whose `case/method` contains `pattern`, or matches it as a glob."""
+        if pattern is None:
+            return self.methods
+        names = [f"{self.name}/{m.name}" for m in self.methods]
+        return [
+            m for m, name in zip(self.methods, names, strict=True) if pattern in name or fnmatch(name, f"{pattern}*")
+        ]
+
+
+def moments(output: Any) -> tuple[Tensor, Tensor]:
+    """Mean and variances of what a method returned: a Gaussian, or a pair of mean and variance or covariance."""
+    mean, spread = (output.mean, output.variance) if isinstance(output, Gaussian) else output[:2]
+    mean, spread = mean.detach(), spread.detach()
+    return mean, spread.diagonal(dim1=-2, dim2=-1) if spread.dim() > mean.dim() else spread
