@@ -42,12 +42,11 @@ bench: $(VENV)/.dev
 
 setup: $(VENV)/.dev
 
-$(VENV)/.demo: pyproject.toml constraints.txt requirements/declared.py requirements/curvature.txt
+$(VENV)/.demo: pyproject.toml constraints.txt requirements/declared.py
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "propagauss needs Python 3.11 or newer; try make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python requirements/declared.py experiments > $(VENV)/demo.txt
 	$(PIP) install -q $(PINNED) -r $(VENV)/demo.txt
-	$(PIP) install -q $(PINNED) --no-deps -r requirements/curvature.txt
 	$(PIP) install -q --no-deps -e .
 	@touch $@
 
