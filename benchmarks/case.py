@@ -1,7 +1,7 @@
 """What is compared: a case is one input, the plain model, and several ways to predict with uncertainty on that input.
 
 A new benchmark is a file with a function `cases(batches) -> list[Case]`, and its line in `benchmarks.__main__.SUITES`.
-Nothing is built before a case runs, so that listing and choosing cost nothing; what cases share is cached by their file.
+Nothing is built before a case runs, so that listing and choosing cost nothing; what cases share, their file caches.
 """
 
 from __future__ import annotations

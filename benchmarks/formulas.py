@@ -86,7 +86,7 @@ def diagonal_products(sizes: list[int], random: list[bool] | None = None) -> flo
 
 
 def kronecker_full_products(sizes: list[int]) -> float:
-    """As `diagonal_products`: the mean, the rotation of `m` and `W C Wᵀ`; what depends on the spectrum counts nothing."""
+    """As `diagonal_products`: the mean, the rotation of `m` and `W C Wᵀ`; what depends on the spectrum is left out."""
     ours = plain = 0
     for i, (inputs, outputs) in enumerate(pairwise(sizes)):
         plain += inputs * outputs

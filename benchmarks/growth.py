@@ -1,4 +1,4 @@
-"""How the cost grows: one property of a network varied at a time, diagonal posterior, ratio to its own plain forward."""
+"""How the cost grows: one property of a network varied at a time, diagonal posterior, ratio to its plain forward."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def cases(batches: Iterable[int] | None = None) -> list[Case]:
 
 def _case(name: str, network: Network) -> Case:
     methods = [
-        Method("limit by multiplications", computed=lambda: diagonal_products(network.sizes, network.random)),
+        Method("count of multiplications", computed=lambda: diagonal_products(network.sizes, network.random)),
         Method("streamlined", partial(streamlined, network, "diagonal")),
     ]
     if network.width <= FULL_UP_TO:

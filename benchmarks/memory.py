@@ -1,8 +1,8 @@
-"""Peak memory of one call: the most bytes that tensors made during the call hold at once, as PyTorch's allocator counts.
+"""Peak memory of one call: the most bytes that tensors made in the call hold at once, as PyTorch's allocator counts.
 
 The profiler reports every allocation and release; their running sum is exact and repeatable, and knows nothing of the
 memory that imports, weights and other methods hold, so no process of its own is needed. It does not see what libraries
-below PyTorch allocate for themselves (packing buffers of matrix products).
+below PyTorch allocate for themselves (packing buffers of matrix products), nor the constants that a method keeps.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from benchmarks.harness import Subject
 
 
 def peak_bytes(subject: Subject) -> int:
-    """Peak of one warm call, its result included."""
-    subject.once()
+    """Peak of one call, its result included; the subject should be warm."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         output = subject.once()
     del output

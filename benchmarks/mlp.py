@@ -1,4 +1,4 @@
-"""A 784-128-64-10 ReLU MLP under each posterior structure, against the other ways to predict with the same posterior."""
+"""A 784-128-64-10 ReLU MLP under each posterior structure, against other ways to predict with the same posterior."""
 
 from __future__ import annotations
 
@@ -124,18 +124,18 @@ def compiled(sizes: Sizes) -> Predict:
 def common(sizes: Sizes, structure: Structure, peer: Peer, batch: int) -> list[Method]:
     """The methods that work from any posterior."""
     own: Callable[[], tuple[nn.Module, pg.Posterior]] = lambda: (trained(sizes), posterior(sizes, structure))  # noqa: E731
-    slow = batch > 1 and structure == "kronecker"
+    large = batch > 1 and sizes == SIZES
     jacobian = [
-        Method("laplace-torch GLM", lambda: peers.laplace_glm(laplace(sizes, peer)), heavy=slow),
-        Method("our GLM baseline", lambda: pg.baselines.GLM(*own()), heavy=slow),
+        Method("laplace-torch GLM", lambda: peers.laplace_glm(laplace(sizes, peer)), heavy=large and peer == "kron"),
+        Method("our GLM baseline", lambda: pg.baselines.GLM(*own()), heavy=large and peer == "kron"),
     ]
     sampling = [
         Method(
             f"laplace-torch, {SAMPLES} samples",
             lambda: peers.laplace_samples(laplace(sizes, peer), SAMPLES),
-            heavy=slow,
+            heavy=large,
         ),
-        Method(f"our {SAMPLES} samples", lambda: pg.baselines.MonteCarlo(*own(), samples=SAMPLES), heavy=slow),
+        Method(f"our {SAMPLES} samples", lambda: pg.baselines.MonteCarlo(*own(), samples=SAMPLES), heavy=large),
     ]
     return (jacobian if batch <= JACOBIANS_UP_TO else []) + sampling
 
@@ -154,7 +154,7 @@ def diagonal(batch: int) -> Case:
         "streamlined", lambda: streamlined(SIZES, "diagonal", "diagonal"), limit=DIAGONAL_LIMITS.get(batch), same=True
     )
     methods = [
-        Method("limit by multiplications", computed=lambda: formulas.diagonal_products(list(SIZES))),
+        Method("count of multiplications", computed=lambda: formulas.diagonal_products(list(SIZES))),
         ours,
         Method("streamlined, torch.compile", partial(compiled, SIZES), same=True, heavy=True),
         Method("same formulas by hand", partial(by_hand, SIZES), same=True),
@@ -166,14 +166,16 @@ def diagonal(batch: int) -> Case:
 
 def kronecker(batch: int) -> Case:
     methods = [
-        Method("limit by multiplications", computed=lambda: formulas.kronecker_full_products(list(SIZES))),
+        Method("count of multiplications", computed=lambda: formulas.kronecker_full_products(list(SIZES))),
         Method(
             'streamlined, covariance="full"',
             lambda: streamlined(SIZES, "kronecker", "full"),
             limit=KRONECKER_FULL_LIMITS.get(batch),
         ),
         Method('streamlined, covariance="diagonal"', lambda: streamlined(SIZES, "kronecker", "diagonal")),
-        Method("paper's formulas, literally", partial(by_hand_kronecker, SIZES)),
+        Method(
+            "paper's formulas, literally", partial(by_hand_kronecker, SIZES), note="written here, part of no library"
+        ),
         Method(
             "suq", lambda: peers.suq_kronecker(trained(SIZES), laplace(SIZES, "kron")), needs_grad=True, heavy=batch > 1
         ),

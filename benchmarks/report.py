@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import propagauss
 from benchmarks.case import PLAIN
 from benchmarks.harness import Settings, Timing
 
@@ -21,8 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
 START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"
-PACKAGES = ("torch", "propagauss", "laplace-torch", "suq", "curvlinops-for-pytorch", "numpy")
-HEADER = ("method", "ratio", "10 to 90 %", "rounds × repeats", "peak MiB", "limit", "met")
+PACKAGES = ("torch", "laplace-torch", "suq", "curvlinops-for-pytorch", "numpy")
+HEADER = ("method", "ratio", "10 to 90 %", "rounds × repeats", "memory", "limit", "met")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Row:
     computed: float | None = None
     limit: float | None = None
     peak_bytes: int | None = None
+    extra_bytes: int | None = None  # beyond the peak of the plain forward
     note: str = ""
 
     @property
@@ -47,10 +49,15 @@ class Row:
             "" if t is None and self.computed is None else _times(t.ratio if t else self.computed or 0.0),
             "" if t is None else f"{_number(t.low)} to {_number(t.high)}",
             "computed" if self.computed is not None else "" if t is None else f"{t.rounds} × {t.repeats}",
-            "" if self.peak_bytes is None else f"{self.peak_bytes / 2**20:,.2f}",
+            self._memory(),
             "" if self.limit is None else _times(self.limit),
             {True: "yes", False: "NO", None: ""}[self.met],
         )
+
+    def _memory(self) -> str:
+        if self.extra_bytes is not None:
+            return f"{'+' if self.extra_bytes >= 0 else '-'}{_bytes(abs(self.extra_bytes))}"
+        return "" if self.peak_bytes is None else _bytes(self.peak_bytes)
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ def environment(settings: Settings, quick: bool) -> tuple[dict[str, Any], dict[s
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {"propagauss": propagauss.__version__} | {p: v for p in PACKAGES if (v := _version(p))},
     }
     return asdict(settings) | {"threads": 1, "quick": quick}, machine
 
@@ -123,8 +130,8 @@ def markdown(report: Report) -> str:
     env, settings = report.environment, report.settings
     packages = ", ".join(f"{name} {number}" for name, number in env["packages"].items())
     parts = [
-        f"Measured {env['date']} on one thread of {env['cpu']} ({env['cores']} cores, load {env['load']} at the start), "
-        f"{env['system']}, Python {env['python']}, {packages}; up to {settings['rounds']} rounds, blocks of "
+        f"Measured {env['date']} on one thread of {env['cpu']} ({env['cores']} cores, load {env['load']} at the "
+        f"start), {env['system']}, Python {env['python']}, {packages}; up to {settings['rounds']} rounds, blocks of "
         f"{1000 * settings['block']:g} ms{', quick run' if settings['quick'] else ''}.",
         summary(report.rows),
     ]
@@ -172,6 +179,10 @@ def _times(ratio: float) -> str:
 
 def _number(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 99.5 else f"{ratio:.1f}" if ratio >= 9.95 else f"{ratio:.2f}"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**10:,.1f} KiB" if count < 2**20 else f"{count / 2**20:,.1f} MiB"
 
 
 def _version(package: str) -> str | None:

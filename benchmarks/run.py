@@ -47,6 +47,7 @@ def run(case: Case, methods: Iterable[Method], settings: Settings, quick: bool) 
             computed=computed.get(m.name),
             limit=m.limit,
             peak_bytes=peaks.get(m.name),
+            extra_bytes=None if m.name not in peaks or m.name == PLAIN else peaks[m.name] - peaks[PLAIN],
             note="; ".join(filter(None, (m.note, notes.get(m.name)))),
         )
         for m in [Method(PLAIN), *methods]
@@ -58,8 +59,7 @@ def _built(method: Method, x: Any) -> Subject:
     assert method.make is not None
     with torch.set_grad_enabled(method.needs_grad):
         subject = Subject(method.make(), x, method.needs_grad)
-        if not method.heavy or method.same:
-            subject.once()
+        subject.once()
     return subject
 
 

@@ -183,6 +183,8 @@ class Rewriter:
             built: Built | None = build(site)
             if built is not None:
                 self.env[node] = self._emit(node, built.target, built.inputs)
+                if not built.random:
+                    self.random.discard(node)
                 label = type(built.target).__name__ if isinstance(built.target, nn.Module) else built.target.__name__
                 self._note(node, label, built.note)
                 return True

@@ -18,6 +18,7 @@ _CHOICES = {
     "covariance": ("diagonal", "full"),
     "activation": ("linearise", "moments"),
     "attention": ("variance", "covariance"),
+    "normalisation": ("scale", "jacobian"),
 }
 
 
@@ -29,6 +30,8 @@ def streamline(
     covariance: Literal["diagonal", "full"] = "diagonal",
     activation: Literal["linearise", "moments"] = "linearise",
     attention: Literal["variance", "covariance"] = "variance",
+    normalisation: Literal["scale", "jacobian"] = "scale",
+    output: str | None = None,
 ) -> Streamlined:
     """Rewrite a trained model and a posterior over its parameters into a module that propagates Gaussians.
 
@@ -40,8 +43,11 @@ def streamline(
         covariance: keep variances only, or the joint covariance of all entries of a sample (quadratic in their number).
         activation: linearise elementwise functions at the mean, or match their first two moments.
         attention: keep variances of attention values only, or their covariance within a head.
+        normalisation: in layer and RMS norms of the diagonal structure, keep the scale only (the paper), or use the
+            whole Jacobian.
+        output: which field of a dataclass or dict output to return; `logits` if there is one, else the whole output.
     """
-    options = Options(covariance, activation, attention)
+    options = Options(covariance, activation, attention, normalisation)
     for name, allowed in _CHOICES.items():
         if getattr(options, name) not in allowed:
             raise InputError(f"{name} is {getattr(options, name)!r}; it must be one of {', '.join(map(repr, allowed))}")
@@ -49,5 +55,5 @@ def streamline(
         raise InputError(f"streamline needs an nn.Module, got {type(model).__name__}")
     if posterior is not None:
         posterior = posterior.bind({name: p.detach() for name, p in model.named_parameters()})
-    traced = trace(model, example)
+    traced = trace(model, example, output)
     return Rewriter(traced, posterior, options).run()

@@ -51,8 +51,29 @@ def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], p
     return pytree.tree_flatten((args, kwargs), is_leaf=lambda x: isinstance(x, Gaussian))
 
 
-def trace(model: nn.Module, example: Any) -> Traced:
+class Wanted(nn.Module):
+    """The model, returning only the output wanted: what else it returns (a cache, say) may not be exportable."""
+
+    def __init__(self, model: nn.Module, output: str | None):
+        super().__init__()
+        self.model = model
+        self.output = output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.model(*args, **kwargs)
+        name = self.output or "logits"
+        if isinstance(result, dict) and name in result:
+            return result[name]
+        if hasattr(result, name):
+            return getattr(result, name)
+        if self.output is not None:
+            raise InputError(f"the model returns a {type(result).__name__}, which has no '{self.output}'")
+        return result
+
+
+def trace(model: nn.Module, example: Any, output: str | None = None) -> Traced:
     """Export `model` as called on `example`, with the batch (first dimension of the inputs) left open if it can be."""
+    model = Wanted(model, output)
     leaves, spec = flatten(*as_call(example))
     uncertain = [isinstance(leaf, Gaussian) for leaf in leaves]
     plain = [leaf.mean if isinstance(leaf, Gaussian) else leaf for leaf in leaves]
@@ -76,7 +97,8 @@ def trace(model: nn.Module, example: Any) -> Traced:
         constants[entry.arg.name] = _lookup(model, program, target)
         if entry.kind == InputKind.PARAMETER:
             # a tied parameter arrives under its last name; named_parameters() knows it by its first
-            parameters[entry.arg.name] = canonical.get(id(_attribute(model, target)), target)
+            name = canonical.get(id(_attribute(model, target)), target)
+            parameters[entry.arg.name] = name.removeprefix("model.")
     output = next(n for n in program.graph.nodes if n.op == "output")
     user_outputs = [
         value
@@ -104,7 +126,7 @@ def module_path(node: fx.Node) -> str:
     """Dotted path of the module that ran the node; `(model)` for the outermost one."""
     stack = node.meta.get("nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
-    return path.replace("L['self'].", "").removeprefix("L__self___") or "(model)"
+    return path.removeprefix("model").removeprefix(".") or "(model)"
 
 
 def op_name(target: Any) -> str:

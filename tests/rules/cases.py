@@ -220,4 +220,6 @@ NORMALISATION = [
     Case("batch_norm of sequences", lambda x: F.batch_norm(x, ROW - 1, ROW), ((4, 2),), exact=True),
 ]
 
-CASES = [*ELEMENTWISE, *FUSED, *ARITHMETIC, *LINEAR, *SHAPE, *NORMALISATION]
+from rules.cases_vision import VISION  # noqa: E402 (it needs Case)
+
+CASES = [*ELEMENTWISE, *FUSED, *ARITHMETIC, *LINEAR, *SHAPE, *NORMALISATION, *VISION]

@@ -98,3 +98,56 @@ def logsumexp(x: Gaussian, dim: Any, keepdim: bool = False) -> Gaussian:
     p = torch.softmax(x.mean, dim[0]) if len(dim) == 1 else torch.exp(x.mean - x.mean.logsumexp(dim, keepdim=True))
     mean = x.mean.logsumexp(dim, keepdim)
     return x.mapped(mean, lambda t: (p * t).sum(dim, keepdim), lambda v: (p.square() * v).sum(dim, keepdim))
+
+
+@rule(aten.group_norm.default, note="statistics of the mean held fixed; the full structure linearises them, too")
+def group_norm(
+    x: Gaussian | Tensor, groups: int, weight: Affine = None, bias: Affine = None, eps: float = 1e-5, *_: Any
+) -> Gaussian:
+    """`w (x - μ) / σ + b` over the channels of a group and all places; the affine part may be random.
+
+    Diagonal: `var = v / σ²`, the paper's scale term. Full: `J t = (t - mean(t) - y mean(y t)) / σ`, `y = (x - μ) / σ`.
+    The scale term alone is good for large groups (it leaves out terms of order 1 / group size for independent entries),
+    and bad for tiny ones: a group of one entry is constant, but keeps its variance.
+    """
+    m = x.mean if isinstance(x, Gaussian) else x
+    split = m.reshape(m.shape[0], groups, torch.Size(m.shape[1:]).numel() // groups)
+    scale = (split.var(-1, correction=0, keepdim=True) + eps).rsqrt()
+    normal = (split - split.mean(-1, keepdim=True)) * scale
+
+    def jacobian(t: Tensor) -> Tensor:
+        t = t.reshape(split.shape)
+        return ((t - t.mean(-1, keepdim=True) - normal * (normal * t).mean(-1, keepdim=True)) * scale).reshape(m.shape)
+
+    def squared(v: Tensor) -> Tensor:
+        return (v.reshape(split.shape) * scale.square()).reshape(m.shape)
+
+    if isinstance(x, Gaussian) and not isinstance(weight, Gaussian) and not isinstance(bias, Gaussian):
+        # the op itself, so that the mean is the model's own to the last bit
+        own = aten.group_norm(m, groups, weight, bias, eps)
+        gain = m.new_ones(()) if weight is None else _per_channel(weight, m.dim())
+        return x.mapped(own, lambda t: jacobian(t) * gain, lambda v: squared(v) * gain.square())
+    y: Any = normal.reshape(m.shape)
+    y = x.mapped(y, jacobian, squared) if isinstance(x, Gaussian) else y
+    for apply, plain, affine in ((multiply, torch.mul, weight), (add, torch.add, bias)):
+        if affine is not None:
+            random = isinstance(y, Gaussian) or isinstance(affine, Gaussian)
+            y = (apply if random else plain)(y, _per_channel(affine, m.dim()))
+    return y
+
+
+@rule(aten.instance_norm.default, note="stored statistics: exact; otherwise as group_norm, a group per channel")
+def instance_norm(
+    x: Gaussian | Tensor,
+    weight: Affine,
+    bias: Affine,
+    mean: Tensor,
+    variance: Tensor,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> Gaussian:
+    if use_input_stats:
+        return group_norm(x, x.shape[1], weight, bias, eps)
+    return normalise_channels(x, weight, bias, mean, variance, eps)

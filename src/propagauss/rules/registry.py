@@ -27,6 +27,7 @@ class Options:
     covariance: str = "diagonal"
     activation: str = "linearise"
     attention: str = "variance"
+    normalisation: str = "scale"
 
     @property
     def full(self) -> bool:
@@ -55,12 +56,14 @@ class Built:
     """What to call at run time, and a word for the plan.
 
     `target` is a pure function or a module. `inputs` may hold nodes of the source graph, literals, and tensors, which
-    become buffers of the network. A function with its constants as inputs costs less per call than a module.
+    become buffers of the network. A function with its constants as inputs costs less per call than a module. `random`
+    is False if the result is a plain tensor after all.
     """
 
     target: nn.Module | Callable[..., Any]
     inputs: tuple[Any, ...]
     note: str
+    random: bool = True
 
 
 class Site(Protocol):

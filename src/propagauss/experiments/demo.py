@@ -1,0 +1,199 @@
+"""`propagauss demo`: small networks on bundled real data, and every way of predicting with them side by side."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+import propagauss
+from propagauss.experiments import classification, data, regression, tables
+from propagauss.experiments.methods import STRUCTURES, Result, Structure
+from propagauss.experiments.regression import Band
+from propagauss.experiments.report import write
+from propagauss.experiments.training import train
+from propagauss.posterior import Posterior, fit_laplace
+from propagauss.streamline import Streamlined, streamline
+
+PICTURE: Structure = "kronecker"  # posterior of the one-dimensional picture
+_Step = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the demo does; `quick` makes everything small."""
+
+    seed: int = 0
+    quick: bool = False
+    digits_hidden: tuple[int, ...] = (24, 16)  # small enough for a full covariance over all parameters
+    diabetes_hidden: tuple[int, ...] = (16, 16)
+    picture_hidden: tuple[int, ...] = (32,)
+    rounds: int = 4
+    epochs: int = 60
+    samples: int = 100
+    timing_rounds: int = 25
+    timing_batch: int = 64
+
+    @classmethod
+    def of(cls, seed: int, quick: bool) -> Settings:
+        if not quick:
+            return cls(seed)
+        return cls(seed, True, (8, 8), (6, 6), (8,), rounds=2, epochs=15, samples=20, timing_rounds=2, timing_batch=8)
+
+
+@dataclass(frozen=True)
+class Study:
+    """One data set: its network, the posteriors and how every method did."""
+
+    split: data.Split
+    sizes: tuple[int, ...]
+    parameters: int
+    posteriors: dict[str, Posterior]
+    results: list[Result]
+    plan: str
+
+
+@dataclass(frozen=True)
+class Demo:
+    """All that the report shows."""
+
+    settings: Settings
+    digits: Study
+    diabetes: Study
+    picture: data.Split
+    grid: torch.Tensor
+    bands: list[Band]
+    map_seconds: float
+    elapsed: float
+    versions: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "settings": asdict(self.settings),
+            "versions": self.versions,
+            "seconds": self.elapsed,
+            "map_seconds_per_batch": self.map_seconds,
+            "digits": _study_dict(self.digits),
+            "diabetes": _study_dict(self.diabetes),
+        }
+
+
+def run(out: Path, seed: int = 0, quick: bool = False) -> Path:
+    """Compute everything, print the tables, write `report.html` and `results.json` into `out`; returns the report."""
+    out.mkdir(parents=True, exist_ok=True)  # before the work, so that a bad path costs nothing
+    settings = Settings.of(seed, quick)
+    with _one_thread(), tqdm(desc="demo", total=_steps(), disable=None, bar_format="{desc:<40} {bar} {n}/{total}") as bar:
+
+        def step(what: str) -> None:
+            bar.set_description_str(what)
+            bar.update()
+
+        demo = _compute(settings, step)
+    for title, study, columns in (
+        ("digits", demo.digits, tables.CLASSIFICATION),
+        ("diabetes", demo.diabetes, tables.REGRESSION),
+    ):
+        print(f"\n{title}: {tables.describe(study.sizes, study.parameters, study.split.sizes)}\n")
+        print(tables.text(study.results, columns))
+    print(f"\n{tables.LEGEND}\n")
+    return write(demo, out)
+
+
+def _compute(settings: Settings, step: _Step) -> Demo:
+    start = time.perf_counter()
+    digits = _study(data.digits(settings.seed), settings.digits_hidden, "classification", settings, step)
+    step("time per prediction")
+    batch = digits.split.test[0][: settings.timing_batch]
+    seconds = classification.add_times(digits.results, batch, settings.timing_rounds, settings.seed)
+    diabetes = _study(data.diabetes(settings.seed), settings.diabetes_hidden, "regression", settings, step)
+    step("picture")
+    picture = data.body_mass(settings.seed)
+    grid = torch.linspace(-6, 6, 241)[:, None]
+    model = _trained(picture, settings.picture_hidden, "regression", settings)
+    posterior = fit_laplace(model, picture.train_loader, likelihood="regression", structure=PICTURE, progress=False)
+    net = _streamlined(model, posterior, PICTURE, picture)
+    bands = regression.bands(model, posterior, net, picture, grid, settings.samples, settings.seed)
+    elapsed = time.perf_counter() - start
+    return Demo(settings, digits, diabetes, picture, grid, bands, seconds, elapsed, _versions())
+
+
+def _study(
+    split: data.Split,
+    hidden: tuple[int, ...],
+    likelihood: Literal["classification", "regression"],
+    settings: Settings,
+    step: _Step,
+) -> Study:
+    step(f"training, {likelihood}")
+    model = _trained(split, hidden, likelihood, settings)
+    posteriors, nets = {}, {}
+    for structure in STRUCTURES:
+        step(f"posterior, {structure}")
+        posteriors[structure] = fit_laplace(
+            model, split.train_loader, likelihood=likelihood, structure=structure, progress=False
+        )
+        nets[structure] = _streamlined(model, posteriors[structure], structure, split)
+    compare = classification.compare if likelihood == "classification" else regression.compare
+    results = compare(model, posteriors, nets, split, settings.samples, settings.seed, step)
+    return Study(
+        split,
+        _sizes(split, hidden, likelihood),
+        sum(p.numel() for p in model.parameters()),
+        posteriors,
+        results,
+        str(nets["kronecker"].plan),
+    )
+
+
+def _streamlined(model: nn.Module, posterior: Posterior, structure: str, split: data.Split) -> Streamlined:
+    """Variances only for a diagonal posterior, joint covariances where the posterior has any."""
+    covariance = "diagonal" if structure == "diagonal" else "full"
+    return streamline(model, posterior, split.train[0][:2], covariance=covariance)
+
+
+def _trained(split: data.Split, hidden: tuple[int, ...], likelihood: str, settings: Settings) -> nn.Module:
+    sizes = _sizes(split, hidden, likelihood)
+    return train(split, sizes, likelihood, settings.rounds, settings.epochs, settings.seed)
+
+
+def _sizes(split: data.Split, hidden: tuple[int, ...], likelihood: str) -> tuple[int, ...]:
+    x, y = split.train
+    return (x.shape[1], *hidden, int(y.max()) + 1 if likelihood == "classification" else y.shape[1])
+
+
+def _steps() -> int:
+    per_study = 1 + len(STRUCTURES) + 1 + 3 * len(STRUCTURES)
+    return 2 * per_study + 2
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """These networks are too small for more: threads that wait for one another would only add noise to the timing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _versions() -> dict[str, str]:
+    return {"propagauss": propagauss.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _study_dict(study: Study) -> dict[str, Any]:
+    return {
+        "sizes": study.sizes,
+        "parameters": study.parameters,
+        "points": study.split.sizes,
+        "posteriors": {name: posterior.details for name, posterior in study.posteriors.items()},
+        "results": [result.as_dict() for result in study.results],
+    }

@@ -1,0 +1,547 @@
+"""Convolutions: a linear layer on every patch of the input, all patches sharing one random weight.
+
+With `a_l` the patch at place `l` (mean `m_l`), `h_ol = Σ_p W_op a_lp + b_o` and `S_lm = E[a_l a_mᵀ]`:
+
+    E[h_ol] = Σ_p E[W_op] m_lp + E[b_o]
+    Cov[h_ol, h_km] = Σ_pq E[W_op] E[W_kq] Cov(a_lp, a_mq) + Σ_pq S_lp,mq Cov(W_op, W_kq)
+                      + Σ_p m_lp Cov(W_op, b_k) + Σ_q m_mq Cov(W_kq, b_o) + Cov(b_o, b_k)
+
+which are the exact first two moments whenever `a` is independent of `W, b`. The full structure keeps all of it, with
+`n²` numbers for a map of `n` entries, so it is for small maps. The diagonal structure keeps `o = k, l = m` only: each
+variance is exact if the input entries are independent, but that neighbouring places move together, because they share
+the weight and overlap, is lost. Later sums over places, such as average pooling, then come out too certain.
+
+A transposed convolution is the same thing with other patches; `Layout` knows the difference.
+"""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from propagauss.errors import InputError
+from propagauss.gaussian import Gaussian, symmetric_root
+from propagauss.posterior.base import Posterior
+from propagauss.posterior.curvature import require_memory
+from propagauss.posterior.diagonal import DiagonalPosterior
+from propagauss.posterior.kronecker import Eigenfactors, KroneckerPosterior
+from propagauss.rules.registry import Built, Site, Weight, builder
+
+aten = torch.ops.aten
+
+# (padding beforehand as for F.pad, then what torch.convolution takes:
+#  stride, padding, dilation, transposed, output_padding, groups)
+Settings = tuple[Any, ...]
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings) -> Tensor:
+    sides, *rest = settings
+    return torch.convolution(F.pad(x, sides) if sides else x, weight, bias, *rest)
+
+
+# -- diagonal structure
+
+
+def convolution_fixed_weight(
+    x: Gaussian, weight: Tensor, bias: Tensor | None, squared: Tensor, settings: Settings
+) -> Gaussian:
+    """Fixed weights, random input: `var = v * W²`; in the full structure both sides of the covariance go through."""
+    mean = convolve(x.mean, weight, bias, settings)
+    return x.mapped(
+        mean, lambda t: convolve(t, weight, None, settings), lambda v: convolve(v, squared, None, settings)
+    )
+
+
+def convolution_random_bias(
+    x: Gaussian | Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    bias_spread: Tensor,
+    second: Tensor | None,
+    settings: Settings,
+) -> Gaussian:
+    """Only the bias is random: `var = v_b + v * W²`."""
+    mean = convolve(_mean(x), weight, bias, settings)
+    own = bias_spread.reshape(-1, *[1] * (mean.dim() - 2)).expand_as(mean)
+    return Gaussian.diagonal(mean, _with_input(own, x, second, settings))
+
+
+def convolution_independent(
+    x: Gaussian | Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    spread: Tensor,
+    bias_spread: Tensor | None,
+    second: Tensor | None,
+    settings: Settings,
+) -> Gaussian:
+    """Independent weights: `var = m² * V + v_b + v * (W² + V)`, the last kernel precomputed."""
+    m = _mean(x)
+    own = convolve(m * m, spread, bias_spread, settings)
+    return Gaussian.diagonal(convolve(m, weight, bias, settings), _with_input(own, x, second, settings))
+
+
+def convolution_rotated(
+    x: Gaussian | Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    rotation: Tensor,
+    mixing: Tensor,
+    bias_spread: Tensor | None,
+    second: Tensor | None,
+    settings: Settings,
+) -> Gaussian:
+    """Kronecker posterior: `var_o = Σ_q D_oq (Q_Aᵀ m_l)²_q + v_b + v * (W² + V)`, `D_oq = Σ_p (Q_B)²_op G_pq`.
+
+    `Q_Aᵀ m_l` at all places is a convolution with the eigenvectors as kernels: no patch is ever unfolded.
+    """
+    m = _mean(x)
+    flat, none = [1] * (m.dim() - 2), [0] * (m.dim() - 2)
+    rotated = convolve(m, rotation, None, settings).square()
+    own = torch.convolution(rotated, mixing, bias_spread, flat, none, flat, False, none, settings[-1])
+    return Gaussian.diagonal(convolve(m, weight, bias, settings), _with_input(own, x, second, settings))
+
+
+def convolution_rooted(
+    x: Gaussian | Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    roots: Tensor,
+    offsets: Tensor | None,
+    second: Tensor | None,
+    settings: Settings,
+) -> Gaussian:
+    """Any joint posterior: `var_o = Σ_r (R_or * m + ρ_or)² + v * (W² + V)`.
+
+    `(R_or, ρ_or)` are the columns of a root of the joint covariance of `(W_o, b_o)`: a sum of squares, never negative.
+    """
+    mean = convolve(_mean(x), weight, bias, settings)
+    squares = convolve(_mean(x), roots, offsets, settings).square()
+    own = squares.unflatten(1, (mean.shape[1], -1)).sum(2)
+    return Gaussian.diagonal(mean, _with_input(own, x, second, settings))
+
+
+def convolution_of_values(
+    x: Gaussian | Tensor, weight: Gaussian | Tensor, bias: Gaussian | Tensor | None, settings: Settings
+) -> Gaussian:
+    """A weight that the model computes: `var = m² * V + v * (W² + V) + v_b`, all operands taken as independent."""
+    w, b = _mean(weight), None if bias is None else _mean(bias)
+    mean = convolve(_mean(x), w, b, settings)
+    if isinstance(x, Gaussian) and isinstance(weight, Tensor) and not isinstance(bias, Gaussian):
+        return x.mapped(mean, lambda t: convolve(t, w, None, settings), lambda v: convolve(v, w * w, None, settings))
+    spread = torch.zeros_like(w) if isinstance(weight, Tensor) else weight.variance
+    bias_spread = bias.variance if isinstance(bias, Gaussian) else None
+    own = convolve(_mean(x).square(), spread, bias_spread, settings)
+    return Gaussian.diagonal(mean, _with_input(own, x, w.square() + spread, settings))
+
+
+def _mean(x: Gaussian | Tensor) -> Tensor:
+    return x if isinstance(x, Tensor) else x.mean
+
+
+def _with_input(own: Tensor, x: Gaussian | Tensor, second: Tensor | None, settings: Settings) -> Tensor:
+    """Add what the input variances contribute through the second moment of the weight: `own + v * E[W²]`."""
+    if isinstance(x, Tensor):
+        return own
+    assert second is not None
+    return own + convolve(x.variance, second, None, settings)
+
+
+# -- full structure: the noise between all pairs of places, `[B, out, L, out, L]`
+
+
+class FullConvolution(nn.Module):
+    """Full: `C' = W C Wᵀ + noise`, joint over channels and places, and over the frames that make up one sample."""
+
+    weight: Tensor
+    bias: Tensor | None
+    index: Tensor
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, noise: nn.Module, index: Tensor, frames: int, settings: Settings
+    ):
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+        self.register_buffer("index", index)  # [frames * L, G, P]
+        self.noise, self.frames, self.settings = noise, frames, settings
+
+    def forward(self, x: Gaussian | Tensor) -> Gaussian:
+        m = _mean(x)
+        mean = convolve(m, self.weight, self.bias, self.settings)
+        batch, (out, *_) = mean.shape[0] // self.frames, mean.shape[1:]
+        flat = m.reshape(batch, self.frames * torch.Size(m.shape[1:]).numel())
+        patches = F.pad(flat, (1, 0))[:, self.index]  # [B, frames * L, G, P]
+        noise = self.noise(patches, None if isinstance(x, Tensor) else x.covariance, self.index)
+        split = noise.reshape(batch, *2 * (out, self.frames, patches.shape[1] // self.frames))
+        size = out * patches.shape[1]
+        joint = split.permute(0, 2, 1, 3, 5, 4, 6).reshape(batch, size, size)
+        if isinstance(x, Gaussian):
+            joint = joint + x.mapped(mean, lambda t: convolve(t, self.weight, None, self.settings)).covariance
+        return Gaussian.full(mean, joint)
+
+
+class BiasNoise(nn.Module):
+    """`noise = Cov(b_o, b_k)`, the same for every pair of places."""
+
+    bias: Tensor
+
+    def __init__(self, bias: Tensor):
+        super().__init__()
+        self.register_buffer("bias", bias)  # [out, out]
+
+    def forward(self, patches: Tensor, c: Tensor | None, index: Tensor) -> Tensor:
+        batch, places, (out, _) = patches.shape[0], patches.shape[1], self.bias.shape
+        return self.bias[:, None, :, None].expand(batch, out, places, out, places)
+
+
+class IndependentNoise(nn.Module):
+    """`noise = δ_ok (Σ_p S_lp,mp V_op + v_o)`"""
+
+    spread: Tensor
+    bias: Tensor | None
+
+    def __init__(self, spread: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.register_buffer("spread", spread)  # [G, out / G, P]
+        self.register_buffer("bias", bias)  # [out]
+
+    def forward(self, patches: Tensor, c: Tensor | None, index: Tensor) -> Tensor:
+        """`patches: [B, L, G, P]`, `c: [B, n, n]`, `index: [L, G, P]`"""
+        noise = torch.einsum("blgp,gop,bmgp->bgolm", patches, self.spread, patches)
+        if c is not None:
+            at = index.transpose(0, 1)
+            pairs = F.pad(c, (1, 0, 1, 0))[:, at.unsqueeze(2), at.unsqueeze(1)]  # [B, G, L, L, P]
+            noise = noise + torch.einsum("bglmp,gop->bgolm", pairs, self.spread)
+        noise = noise.flatten(1, 2).permute(0, 2, 3, 1)  # [B, L, L, out]
+        noise = noise if self.bias is None else noise + self.bias
+        return torch.diag_embed(noise).permute(0, 3, 1, 4, 2)
+
+
+class KroneckerPlaces(nn.Module):
+    """`noise = Q_B diag(t_lm) Q_Bᵀ + Cov(b)`, `t = G s`, `s_q = (Q_Aᵀ S_lm Q_A)_qq`.
+
+    `diag(Q_Aᵀ C Q_A)` is two convolutions with the eigenvectors as kernels, one per side of `C`; in the second each
+    kernel meets only its own partner from the first.
+    """
+
+    left: Tensor
+    right: Tensor
+    variance: Tensor
+    bias: Tensor | None
+    first: Tensor
+    second: Tensor
+
+    def __init__(self, factors: Eigenfactors, bias: Tensor | None, layout: Layout, entry: torch.Size):
+        super().__init__()
+        assert factors.right is not None
+        self.register_buffer("left", factors.left.unflatten(0, (layout.groups, -1)))  # [G, out / G, out]
+        self.register_buffer("right", factors.right)  # [P, P]
+        self.register_buffer("variance", factors.variance)  # [out, P]
+        self.register_buffer("bias", bias)  # [out, out]
+        vectors = factors.right.mT
+        self.register_buffer("first", layout.kernels(vectors.repeat(layout.groups, 1)))  # group by group
+        self.register_buffer("second", layout.kernels(vectors.repeat_interleave(layout.groups, 0)))  # vector by vector
+        self.entry, self.settings = entry, layout.settings
+
+    def forward(self, patches: Tensor, c: Tensor | None, index: Tensor) -> Tensor:
+        """`patches: [B, L, G, P]`, `c: [B, n, n]`"""
+        rotated = patches @ self.right
+        s = torch.einsum("blgq,bmhq->bglqhm", rotated, rotated)
+        s = s if c is None else s + self._both_sides(c, patches.shape[1])
+        t = torch.einsum("bglqhm,pq->bglhmp", s, self.variance)
+        noise = torch.einsum("bglhmp,gop,hkp->bgolhkm", t, self.left, self.left).flatten(4, 5).flatten(1, 2)
+        return noise if self.bias is None else noise + self.bias[:, None, :, None]
+
+    def _both_sides(self, c: Tensor, places: int) -> Tensor:
+        """`[B, n, n] -> [B, G, L, P, G, L]`"""
+        (batch, n, _), (groups, width) = c.shape, (self.settings[-1], len(self.right))
+        frames, rows = n // self.entry.numel(), batch * groups * places
+        half = convolve(c.reshape(batch * n * frames, *self.entry), self.first, None, self.settings)
+        half = half.reshape(batch, n, frames, groups, width, places // frames).permute(0, 3, 2, 5, 4, 1)
+        half = half.reshape(rows, width, frames, *self.entry).transpose(1, 2)
+        half = half.reshape(rows * frames, width * self.entry[0], *self.entry[1:])
+        whole = convolve(half, self.second, None, (*self.settings[:-1], width * groups))
+        whole = whole.reshape(batch, groups, places, frames, width, groups, places // frames)
+        return whole.permute(0, 1, 2, 4, 5, 3, 6).flatten(5)
+
+
+class JointNoise(nn.Module):
+    """The sums in general: `Σ_pq S_lp,mq Cov(W_op, W_kq)` and the terms of the bias."""
+
+    weight: Tensor
+    cross: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, cross: Tensor | None, bias: Tensor | None):
+        super().__init__()
+        self.register_buffer("weight", weight)  # [G, out / G, P, G, out / G, P]
+        self.register_buffer("cross", cross)  # [G, out / G, P, out], weight against bias
+        self.register_buffer("bias", bias)  # [out, out]
+
+    def forward(self, patches: Tensor, c: Tensor | None, index: Tensor) -> Tensor:
+        """`patches: [B, L, G, P]`, `c: [B, n, n]`, `index: [L, G, P]`"""
+        noise = torch.einsum("blgp,gophkq,bmhq->bgolhkm", patches, self.weight, patches)
+        if c is not None:
+            pairs = F.pad(c, (1, 0, 1, 0))[:, index[:, :, :, None, None, None], index]  # [B, L, G, P, L, G, P]
+            noise = noise + torch.einsum("blgpmhq,gophkq->bgolhkm", pairs, self.weight)
+        noise = noise.flatten(4, 5).flatten(1, 2)
+        if self.cross is not None:
+            here = torch.einsum("blgp,gopk->bgolk", patches, self.cross).flatten(1, 2)  # [B, out, L, out]
+            noise = noise + here.unsqueeze(-1) + here.permute(0, 3, 1, 2).unsqueeze(2)
+        return noise if self.bias is None else noise + self.bias[:, None, :, None]
+
+
+# -- how a weight is stored, and which entries of the input it meets
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A convolution as a linear layer on patches: `G` groups, a weight matrix `[out, P]`, `P = in / G * kernel`."""
+
+    shape: torch.Size  # of the weight as stored: [out, in / G, *kernel], or [in, out / G, *kernel] if transposed
+    settings: Settings
+
+    @property
+    def groups(self) -> int:
+        return self.settings[-1]
+
+    @property
+    def transposed(self) -> bool:
+        return self.settings[4]
+
+    @property
+    def out(self) -> int:
+        return self.shape[1] * self.groups if self.transposed else self.shape[0]
+
+    @property
+    def inner(self) -> int:
+        return self.shape[0] // self.groups if self.transposed else self.shape[1]
+
+    @property
+    def width(self) -> int:
+        return self.inner * self.shape[2:].numel()
+
+    def rows(self, stored: Tensor) -> Tensor:
+        """A weight as stored -> `[out, P]`"""
+        if self.transposed:
+            stored = stored.reshape(self.groups, self.inner, -1, self.shape[2:].numel()).transpose(1, 2)
+        return stored.reshape(self.out, self.width)
+
+    def kernels(self, rows: Tensor) -> Tensor:
+        """Any number of kernels per group, `[G * kernels, P]` -> a weight that the op takes."""
+        if not self.transposed:
+            return rows.reshape(-1, self.inner, *self.shape[2:])
+        split = rows.reshape(self.groups, -1, self.inner, self.shape[2:].numel()).transpose(1, 2)
+        return split.reshape(self.groups * self.inner, -1, *self.shape[2:])
+
+    def index(self, entry: torch.Size, frames: int) -> Tensor:
+        """Which entry of a sample (counted from 1; 0 for padding) each patch holds: `[frames * L, G, P]`.
+
+        Found by convolving the entries' numbers with kernels that pick out one entry each.
+        """
+        numbers = torch.arange(1, frames * entry.numel() + 1, dtype=torch.float64).reshape(frames, *entry)
+        picks = self.kernels(torch.eye(self.width, dtype=torch.float64).repeat(self.groups, 1))
+        found = convolve(numbers, picks, None, self.settings).round().long()
+        return found.reshape(frames, self.groups, self.width, -1).permute(0, 3, 1, 2).flatten(0, 1)
+
+
+def read_settings(arguments: dict[str, Any], kernel: torch.Size) -> Settings:
+    """The arguments of any of the convolution ops, in the form of `torch.convolution`."""
+    n = len(kernel)
+
+    def each(value: Any) -> tuple[int, ...]:
+        values = (value,) if isinstance(value, int) else tuple(value)
+        return values * n if len(values) == 1 else values
+
+    dilation, sides, padding = each(arguments["dilation"]), (), arguments["padding"]
+    if padding == "same":
+        spans = [gap * (k - 1) for gap, k in zip(dilation, kernel, strict=True)]
+        padding = [span // 2 for span in spans]
+        if any(span % 2 for span in spans):  # torch.convolution pads both sides alike; the op, one more on the far side
+            sides, padding = tuple(p for s in reversed(spans) for p in (s // 2, s - s // 2)), 0
+    padding = each(0 if padding == "valid" else padding)
+    spare = each(arguments.get("output_padding", 0))
+    return sides, each(arguments["stride"]), padding, dilation, arguments["transposed"], spare, arguments["groups"]
+
+
+# -- builders
+
+
+@builder(
+    aten.conv1d.default,
+    aten.conv1d.padding,
+    aten.conv2d.default,
+    aten.conv2d.padding,
+    aten.conv3d.default,
+    aten.conv3d.padding,
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+    aten.convolution.default,
+)
+def build_convolution(site: Site) -> Built | None:
+    schema = site.op._schema
+    arguments = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    arguments |= {"transposed": "conv_transpose" in schema.name}
+    arguments |= dict(zip((a.name for a in schema.arguments), site.args, strict=False)) | site.kwargs
+    x, weight, bias = (arguments[name] for name in ("input", "weight", "bias"))
+    shape = site.shape(weight)
+    if len(site.shape(x)) != len(shape):  # without a batch dimension
+        return None
+    layout = Layout(shape, read_settings(arguments, shape[2:]))
+    w, b = site.weight(weight), None if bias is None else site.weight(bias)
+    if w is None or (bias is not None and b is None):
+        if site.options.full and site.is_random((weight, bias)):
+            return None
+        return Built(convolution_of_values, (x, weight, bias, layout.settings), "operands independent: exact variances")
+    return _full(site, x, w, b, layout) if site.options.full else _diagonal(site, x, w, b, layout)
+
+
+def _diagonal(site: Site, x: Any, w: Weight, b: Weight | None, layout: Layout) -> Built:
+    # copies: the network must not change when the model is trained on
+    weight = w.tensor.clone(memory_format=torch.contiguous_format)
+    bias = None if b is None else b.tensor.clone()
+    names, posterior, settings = (w.name, b and b.name), site.posterior, layout.settings
+    note = _describe(*names, site.is_random(x), "exact variances, correlation between places dropped")
+    if posterior is None or not any(names):
+        return Built(convolution_fixed_weight, (x, weight, bias, weight.square(), settings), note)
+    spread = None if w.name is None else posterior.variance(w.name).reshape(weight.shape)
+    bias_spread = None if names[1] is None else posterior.variance(names[1]).flatten()
+    second = None if not site.is_random(x) else weight.square() if spread is None else weight.square() + spread
+    if w.name is None:
+        return Built(convolution_random_bias, (x, weight, bias, bias_spread, second, settings), note)
+    if isinstance(posterior, DiagonalPosterior):
+        return Built(convolution_independent, (x, weight, bias, spread, bias_spread, second, settings), note)
+    factors = _factors(posterior, w.name, layout)
+    if factors is not None:
+        assert factors.right is not None
+        rotation = layout.kernels(factors.right.mT.repeat(layout.groups, 1))
+        mixing = (factors.left.square() @ factors.variance).reshape(*factors.variance.shape, *[1] * (weight.dim() - 2))
+        return Built(convolution_rotated, (x, weight, bias, rotation, mixing, bias_spread, second, settings), note)
+    roots, offsets = _roots(*_joint(posterior, w.name, names[1], layout), layout)
+    return Built(convolution_rooted, (x, weight, bias, roots, offsets, second, settings), note)
+
+
+def _full(site: Site, x: Any, w: Weight, b: Weight | None, layout: Layout) -> Built:
+    weight = w.tensor.clone(memory_format=torch.contiguous_format)
+    bias = None if b is None else b.tensor.clone()
+    names, posterior, shape = (w.name, b and b.name), site.posterior, site.shape(x)
+    frames = shape[0] * site.positions(x) // shape[:-1].numel()  # images of one sample that lie in the batch dimension
+    _require_memory(posterior, names[0], layout, shape[1:], frames, site.is_random(x), weight)
+    note = _describe(*names, site.is_random(x), "exact moments")
+    if posterior is None or not any(names):
+        return Built(convolution_fixed_weight, (x, weight, bias, weight.square(), layout.settings), note)
+    noise = _places_noise(posterior, *names, layout, shape[1:])
+    index = layout.index(shape[1:], frames).to(weight.device)
+    return Built(FullConvolution(weight, bias, noise, index, frames, layout.settings), (x,), note)
+
+
+def _places_noise(
+    posterior: Posterior, weight: str | None, bias: str | None, layout: Layout, entry: torch.Size
+) -> nn.Module:
+    blocks = (layout.groups, layout.out // layout.groups, layout.width)
+    if weight is None:
+        assert bias is not None
+        return BiasNoise(posterior.covariance(bias))
+    if isinstance(posterior, DiagonalPosterior):
+        spread = layout.rows(posterior.variance(weight)).reshape(blocks).clone()
+        return IndependentNoise(spread, None if bias is None else posterior.variance(bias).clone())
+    factors = _factors(posterior, weight, layout)
+    if factors is not None:
+        return KroneckerPlaces(factors, None if bias is None else posterior.covariance(bias), layout, entry)
+    ww, wb, bb = _joint(posterior, weight, bias, layout)
+    return JointNoise(ww.reshape(*blocks, *blocks), None if wb is None else wb.reshape(*blocks, -1), bb)
+
+
+def _factors(posterior: Posterior, name: str, layout: Layout) -> Eigenfactors | None:
+    """Kronecker factors that split the weight into outputs and patches; None if there are no such factors."""
+    if not isinstance(posterior, KroneckerPosterior) or layout.transposed:
+        return None
+    factors = posterior._factors[name]
+    return None if factors.right is None else factors.map(lambda t: t.clone())
+
+
+def _joint(
+    posterior: Posterior, weight: str, bias: str | None, layout: Layout
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Covariance of the weight `[out, P, out, P]`, of weight and bias `[out, P, out]`, of the bias `[out, out]`."""
+    kept = posterior.select(*(glob.escape(n) for n in (weight, bias) if n is not None))
+    size = layout.shape.numel() + (0 if bias is None else layout.out)
+    dtype, device = posterior.dtype, posterior.variance(weight).device
+    _refuse(
+        3 * size**2 * dtype.itemsize,
+        f"the joint covariance of the {size} parameters of '{weight}'",
+        "use a diagonal posterior, or leave this parameter out with posterior.select(...)",
+        device,
+    )
+    dense = kept.to_dense()
+    offset = 0 if bias is None or kept.names[0] == weight else layout.out
+    at = layout.rows(torch.arange(layout.shape.numel(), device=device)) + offset  # [out, P]
+    ww = dense[at[:, :, None, None], at]
+    if bias is None:
+        return ww, None, None
+    biases = torch.arange(layout.out, device=device) + (layout.shape.numel() if offset == 0 else 0)
+    return ww, dense[at.unsqueeze(-1), biases], dense[biases.unsqueeze(-1), biases]
+
+
+def _roots(ww: Tensor, wb: Tensor | None, bb: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor | None]:
+    """Kernels, `P` or `P + 1` per output, and their offsets: the columns of a root of the covariance of `(W_o, b_o)`"""
+    blocks = ww.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # [out, P, P]
+    if wb is not None and bb is not None:
+        cross = wb.diagonal(dim1=0, dim2=2).mT.unsqueeze(-1)  # [out, P, 1]
+        last = torch.cat([cross.mT, bb.diagonal()[:, None, None]], dim=2)
+        blocks = torch.cat([torch.cat([blocks, cross], dim=2), last], dim=1)
+    columns = symmetric_root(blocks.double()).mT.flatten(0, 1).to(ww.dtype)  # [out * columns, P or P + 1]
+    kernels = layout.kernels(columns[:, : layout.width].contiguous())
+    return kernels, None if bb is None else columns[:, -1].contiguous()
+
+
+def _require_memory(
+    posterior: Posterior | None,
+    name: str | None,
+    layout: Layout,
+    entry: torch.Size,
+    frames: int,
+    random_input: bool,
+    weight: Tensor,
+) -> None:
+    """Refuse a map whose joint covariance cannot fit, from the sizes of one sample."""
+    probe = torch.empty((1, *entry), device="meta")
+    result = convolve(probe, torch.empty(layout.shape, device="meta"), None, layout.settings).shape[1:]
+    inputs, outputs = frames * entry.numel(), frames * result.numel()
+    places, patch = frames * result[1:].numel(), layout.groups * layout.width
+    numbers = 3 * outputs**2 + (inputs * (inputs + outputs) if random_input else 0)
+    if name is not None and random_input:
+        if isinstance(posterior, DiagonalPosterior):
+            numbers += places**2 * patch
+        elif isinstance(posterior, KroneckerPosterior) and not layout.transposed:
+            numbers += 2 * inputs * places * patch + 2 * layout.groups * places**2 * patch
+        else:
+            numbers += 2 * (places * patch) ** 2
+    shape = " x ".join(map(str, result))
+    _refuse(
+        numbers * weight.element_size(),
+        f"the joint covariance of the {shape} outputs of a convolution (kernel {tuple(layout.shape)})",
+        "use covariance='diagonal', or make only parameters random that come after the large maps",
+        weight.device,
+    )
+
+
+def _refuse(needed: int, what: str, remedy: str, device: torch.device) -> None:
+    try:
+        require_memory(needed, what, device)
+    except InputError:
+        raise InputError(
+            f"{what} needs about {needed / 1e9:.3g} GB for a single sample, more than this machine has: {remedy}"
+        ) from None
+
+
+def _describe(weight: str | None, bias: str | None, random_input: bool, kept: str) -> str:
+    random = " and ".join(n for n, on in (("weight", weight), ("bias", bias)) if on) or "fixed"
+    return f"{random} {'on a random input' if random_input else 'on a fixed input'}: {kept}"
