@@ -70,7 +70,9 @@ def posterior(sizes: Sizes, structure: Structure) -> pg.Posterior:
 
 @cache
 def laplace(sizes: Sizes, structure: Peer) -> Any:
-    return peers.laplace(trained(sizes), data(sizes), structure)
+    # few samples: its diagonal fit takes a second for every 20, and no timing depends on what it finds
+    x, y = data(sizes)
+    return peers.laplace(trained(sizes), (x[:32], y[:32]), structure)
 
 
 @cache

@@ -90,20 +90,22 @@ def shared_layer(weight: Tensor, joint: Tensor, m: Tensor, c: Tensor, has_bias: 
     `m [T, in]`, `c [T, in, T, in]`, both rows and columns of the result run over (position, output).
     """
     (out, inputs), positions = weight.shape, m.shape[0]
+    w, s, a, c = weight.tolist(), joint.tolist(), m.tolist(), c.tolist()  # plain numbers: many times faster in loops
 
-    def w(k: int, i: int) -> int:
+    def at(k: int, i: int) -> int:
         return k * inputs + i
 
     result = torch.zeros(positions, out, positions, out, dtype=torch.float64)
     for t, k, u, l in itertools.product(range(positions), range(out), range(positions), range(out)):
+        total = 0.0
         for i, j in itertools.product(range(inputs), repeat=2):
-            cov_a, cov_w = c[t, i, u, j], joint[w(k, i), w(l, j)]
-            result[t, k, u, l] += m[t, i] * m[u, j] * cov_w + weight[k, i] * weight[l, j] * cov_a + cov_a * cov_w
+            cov_a, cov_w = c[t][i][u][j], s[at(k, i)][at(l, j)]
+            total += a[t][i] * a[u][j] * cov_w + w[k][i] * w[l][j] * cov_a + cov_a * cov_w
         if has_bias:
-            result[t, k, u, l] += joint[out * inputs + k, out * inputs + l]
+            total += s[out * inputs + k][out * inputs + l]
             for i in range(inputs):
-                result[t, k, u, l] += m[t, i] * joint[w(k, i), out * inputs + l]
-                result[t, k, u, l] += m[u, i] * joint[w(l, i), out * inputs + k]
+                total += a[t][i] * s[at(k, i)][out * inputs + l] + a[u][i] * s[at(l, i)][out * inputs + k]
+        result[t, k, u, l] = total
     return result.reshape(positions * out, positions * out)
 
 
@@ -120,6 +122,81 @@ def bilinear(
     total = by_theta @ joint @ by_theta.mT + by_x @ c @ by_x.mT
     if products:
         mixed = torch.func.jacrev(torch.func.jacrev(function, 0), 1)(theta, m)  # [n', P, in]
-        for k, l in itertools.product(range(total.shape[0]), repeat=2):
-            total[k, l] += ((mixed[k].mT @ joint @ mixed[l]) * c).sum()
+        total = total + torch.einsum("kpi,lqj,pq,ij->kl", mixed, mixed, joint, c)
     return total
+
+
+def convolution_terms(
+    weight: Sequence[int],
+    entry: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    groups: int = 1,
+    transposed: bool = False,
+    spare: Sequence[int] | None = None,
+) -> list[list[tuple[int, int]]]:
+    """A convolution as the dense matrix it is: for each output, which weight multiplies which input.
+
+    All indices are flat. `weight` is the shape of the weight, `entry` that of the input `[C, *size]`, `padding` what is
+    added before and after each axis, `spare` the output padding of a transposed convolution.
+    """
+    kernel, size = weight[2:], entry[1:]
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    if transposed:
+        extra = spare or [0] * len(size)
+        out = weight[1] * groups
+        axes = zip(size, stride, padding, reach, extra, strict=True)
+        result = [(n - 1) * s - sum(p) + r + e + 1 for n, s, p, r, e in axes]
+    else:
+        out = weight[0]
+        axes = zip(size, stride, padding, reach, strict=True)
+        result = [(n + sum(p) - r - 1) // s + 1 for n, s, p, r in axes]
+    terms: list[list[tuple[int, int]]] = [[] for _ in range(out * torch.Size(result).numel())]
+    inner, outer = entry[0] // groups, out // groups
+    small, large = (size, result) if transposed else (result, size)
+    for g, i, o in itertools.product(range(groups), range(inner), range(outer)):
+        for place in itertools.product(*map(range, small)):
+            for tap in itertools.product(*map(range, kernel)):
+                shifts = zip(place, tap, stride, padding, dilation, strict=True)
+                other = [p * s - b + t * d for p, t, s, (b, _), d in shifts]
+                if any(not 0 <= x < n for x, n in zip(other, large, strict=True)):
+                    continue
+                there, here = (place, other) if transposed else (other, place)
+                w = (g * inner + i, o, *tap) if transposed else (g * outer + o, i, *tap)
+                at = _flat((g * outer + o, *here), (out, *result))
+                terms[at].append((_flat(w, weight), _flat((g * inner + i, *there), entry)))
+    return terms
+
+
+def _flat(index: Sequence[int], shape: Sequence[int]) -> int:
+    position = 0
+    for i, n in zip(index, shape, strict=True):
+        position = position * n + i
+    return position
+
+
+def convolution_layer(
+    weight: Tensor, terms: list[list[tuple[int, int]]], joint: Tensor, m: Tensor, c: Tensor, channels: int | None
+) -> Tensor:
+    """The paper's Cov[h_k, h_l] with shared weights, one sample: `[n', n']`.
+
+    `weight` and `m` are flat, `joint` is the dense covariance of (weight, bias); `channels` counts the output channels
+    of a random bias, None without one.
+    """
+    size, start = len(terms), joint.shape[0] - (channels or 0)
+    result = torch.zeros(size, size, dtype=torch.float64)
+    values, mean, carried, spread = weight.tolist(), m.tolist(), c.tolist(), joint.tolist()  # plain numbers are faster
+    for k, l in itertools.product(range(size), repeat=2):
+        total = 0.0
+        for (w, i), (u, j) in itertools.product(terms[k], terms[l]):
+            cov_w = spread[w][u] if start else 0.0
+            total += mean[i] * mean[j] * cov_w + values[w] * values[u] * carried[i][j] + carried[i][j] * cov_w
+        if channels is not None:
+            b_k, b_l = start + k * channels // size, start + l * channels // size
+            total += spread[b_k][b_l]
+            if start:
+                total += sum(mean[i] * spread[w][b_l] for w, i in terms[k])
+                total += sum(mean[j] * spread[u][b_k] for u, j in terms[l])
+        result[k, l] = total
+    return result

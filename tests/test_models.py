@@ -292,16 +292,24 @@ def assert_same_mean(output: Any, expected: Any, **tolerance: float) -> None:
 
 
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.float64: {"rtol": 1e-12, "atol": 1e-13}}
+# every model with the least and with the most covariance; the other combinations on a few
 SETTINGS = [
-    ("diagonal", "diagonal", torch.float32),
-    ("diagonal", "full", torch.float64),
-    ("kronecker", "diagonal", torch.float64),
-    ("full", "full", torch.float32),
+    *[(name, "diagonal", "diagonal", torch.float32) for name in MODELS],
+    *[(name, "full", "full", torch.float64) for name in MODELS],
+    *[
+        (name, kind, covariance, dtype)
+        for name in ("MLP", "nested outputs", "tied decoder", "normalised", "sequence", "SwiGLU")
+        for kind, covariance, dtype in (
+            ("diagonal", "full", torch.float32),
+            ("kronecker", "diagonal", torch.float64),
+            ("kronecker", "full", torch.float32),
+            ("full", "diagonal", torch.float32),
+        )
+    ],
 ]
 
 
-@pytest.mark.parametrize("kind, covariance, dtype", SETTINGS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name, kind, covariance, dtype", SETTINGS)
 def test_mean_is_the_models_output(name: str, kind: str, covariance: str, dtype: torch.dtype) -> None:
     model, x = build(name, dtype), inputs(name, dtype)
     net = pg.streamline(model, posterior_for(model, kind, MODELS[name].names), x, covariance=covariance)
@@ -316,8 +324,13 @@ def test_every_activation_is_tried() -> None:
     assert set(ACTIVATIONS) == set(nn.modules.activation.__all__) - skipped
 
 
-@pytest.mark.parametrize("covariance", ["diagonal", "full"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    "activation, covariance",
+    [
+        *[(a, "diagonal") for a in ACTIVATIONS],
+        *[(a, "full") for a in ("GLU", "PReLU", "Softmax", "Softmin", "Tanhshrink")],
+    ],
+)
 def test_mean_with_every_activation(activation: str, covariance: str) -> None:
     torch.manual_seed(0)
     model = mlp(ACTIVATIONS[activation](), hidden=2 if activation == "GLU" else 4).double().eval()
@@ -326,7 +339,10 @@ def test_mean_with_every_activation(activation: str, covariance: str) -> None:
     assert_same_mean(net(x), model(x), **TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    ["MLP", "images", "skip", "two inputs", "nested outputs", "in-place", "normalised", "softmax", "SwiGLU", "mixer"],
+)
 def test_moments_of_whole_models(name: str) -> None:
     """The mean moves away from the model's output, but less and less as the variance shrinks."""
     model, x = build(name), inputs(name)

@@ -12,15 +12,26 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from propagauss.demand import wanted
 from propagauss.errors import UnsupportedOpError
 from propagauss.fuse import Chains, is_affine, is_pointwise, region
 from propagauss.graph import depends, dtype_of, hint, is_assertion, is_float, is_transpose, nodes_in, shape_of
 from propagauss.network import Streamlined
+from propagauss.patterns import AT_MEAN
 from propagauss.plan import Plan, Step
 from propagauss.posterior.base import Posterior
 from propagauss.rules.activation import CLOSED, elementwise
 from propagauss.rules.registry import BUILDERS, FUNCTIONS, Built, Options, Weight
-from propagauss.rules.wrapping import Delta, InputStructure, LinearisedRegion, Pointwise, RandomParameter, to_gaussian
+from propagauss.rules.shape import STRIDE_FREE
+from propagauss.rules.wrapping import (
+    Delta,
+    InputStructure,
+    LinearisedRegion,
+    Pointwise,
+    RandomParameter,
+    mean_of,
+    to_gaussian,
+)
 from propagauss.trace import Traced, module_path, op_name
 
 
@@ -78,6 +89,7 @@ class Rewriter:
         self.env: dict[fx.Node, fx.Node] = {}
         self.random: set[fx.Node] = set()
         self.static: set[fx.Node] = set()
+        self.wanted = wanted(traced.graph, traced.outputs)
         self.chains = Chains(any_op=options.full and options.activation == "linearise")
         self.steps: list[tuple[fx.Node, Step]] = []
         self.unsupported: list[tuple[fx.Node, str]] = []
@@ -126,22 +138,33 @@ class Rewriter:
             if inputs and all(a in self.static for a in inputs):
                 self.static.add(node)
             elif not is_assertion(node.target):
-                self.env[node] = self.graph.node_copy(node, self._value)
+                self.env[node] = self._copy(node)
         elif is_assertion(node.target):
             return
-        elif not is_float(node):
+        elif not is_float(node) or node not in self.wanted:
             self._by_mean(node)
         else:
             self._rewrite(node, random)
 
     def _by_mean(self, node: fx.Node) -> None:
-        """Sizes, comparisons and indices are read off the mean, and are deterministic from there on."""
-        if node.target is operator.getitem:  # such as the indices of a maximum, which a rule returned beside a Gaussian
-            self.env[node] = self.graph.node_copy(node, self._value)
+        """Sizes, comparisons, and what only attention weights depend on: computed from means, then deterministic."""
+        if node.target is operator.getitem and node.args[0] in self.random:
+            part = self.graph.node_copy(node, self._value)
+            self.env[node] = self.graph.call_function(mean_of, (part,))
             return
-        self.env[node] = self.graph.node_copy(node, lambda a: self._mean(a) if a in self.random else self._value(a))
-        if isinstance(node.meta.get("val"), Tensor):
+        self.env[node] = self._copy(node)
+        if node.meta.get(AT_MEAN):
+            self._note(node, "by mean", "attention weights at the mean of queries and keys")
+        elif isinstance(node.meta.get("val"), Tensor) and not is_float(node):
             self._note(node, "by mean", "decided by the mean, deterministic from here on")
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        """The same op, on means."""
+        new = self.graph.node_copy(node, lambda a: self._mean(a) if a in self.random else self._value(a))
+        if node.target in STRIDE_FREE:  # a mean may be laid out in memory unlike the model's own value
+            op: Any = node.target
+            new.target = STRIDE_FREE[op]  # pyright: ignore[reportAttributeAccessIssue]
+        return new
 
     def _rewrite(self, node: fx.Node, random: list[fx.Node]) -> None:
         weights = [a for a in random if a.op == "placeholder" and a.name in self.traced.constants]
@@ -183,8 +206,6 @@ class Rewriter:
             built: Built | None = build(site)
             if built is not None:
                 self.env[node] = self._emit(node, built.target, built.inputs)
-                if not built.random:
-                    self.random.discard(node)
                 label = type(built.target).__name__ if isinstance(built.target, nn.Module) else built.target.__name__
                 self._note(node, label, built.note)
                 return True
@@ -194,9 +215,9 @@ class Rewriter:
         """Call a module or a function at run time; tensors among the inputs become buffers."""
         values = []
         names = list(inspect.signature(target.forward if isinstance(target, nn.Module) else target).parameters)
-        for argument, value in zip(names, inputs, strict=False):
+        for i, value in enumerate(inputs):
             if isinstance(value, Tensor):
-                name = f"{node.name}_{argument}"
+                name = f"{node.name}_{names[min(i, len(names) - 1)]}"
                 self.root.register_buffer(name, value)
                 values.append(self.graph.get_attr(name))
             else:
@@ -265,7 +286,9 @@ class Rewriter:
         return self.env[node]
 
     def _mean(self, node: fx.Node) -> fx.Node:
-        return self.graph.call_function(getattr, (self._value(node), "mean"))
+        if node.name in self.traced.constants:
+            return self.graph.get_attr(self._add_buffer(node.name, self.traced.constants[node.name]))
+        return self.graph.call_function(mean_of, (self._value(node),))
 
     def _random_parameter(self, node: fx.Node) -> fx.Node:
         assert self.posterior is not None
@@ -352,11 +375,20 @@ class Rewriter:
         rewritten = {self.env[node] for node, _ in self.steps}
         own = [n for n in self.env if n.op == "call_function" and n not in self.random]
         untouched = sum(self.env[n] in live and self.env[n] not in rewritten for n in own)
-        used = {self.traced.parameters[n.name] for n in self.random if n.name in self.traced.parameters}
+        used = {self.traced.parameters[n.name] for n in self.random if n.name in self.traced.parameters and n.users}
+        idle = {self.traced.parameters[n.name] for n in self._idle_parameters()}
         unused = sorted(self.names - used)
         if unused:
             warnings.warn(f"the model never uses these parameters of the posterior: {', '.join(unused)}", stacklevel=4)
-        return Plan(steps, untouched, tuple(sorted(used)))
+        notes = []
+        if idle:
+            notes.append(f"no effect, as attention takes queries and keys by their mean: {', '.join(sorted(idle))}")
+        return Plan(steps, untouched, tuple(sorted(used - idle)), tuple(notes))
+
+    def _idle_parameters(self) -> list[fx.Node]:
+        """Random parameters whose spread reaches nothing."""
+        leaves = [n for n in self.random if n.name in self.traced.parameters and n.users]
+        return [n for n in leaves if not any(user in self.wanted for user in n.users)]
 
     def _unsupported_error(self) -> UnsupportedOpError:
         lines = [f"  {op_name(n.target)} at '{module_path(n)}' {why}" for n, why in dict(self.unsupported).items()]

@@ -13,6 +13,7 @@ from propagauss.posterior.base import Posterior
 from propagauss.rewrite import Rewriter
 from propagauss.rules.registry import Options
 from propagauss.trace import trace
+from propagauss.value_covariance import keep_value_covariance
 
 _CHOICES = {
     "covariance": ("diagonal", "full"),
@@ -56,4 +57,6 @@ def streamline(
     if posterior is not None:
         posterior = posterior.bind({name: p.detach() for name, p in model.named_parameters()})
     traced = trace(model, example, output)
+    if attention == "covariance" and covariance == "diagonal":
+        keep_value_covariance(traced.graph)
     return Rewriter(traced, posterior, options).run()

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_call
+from propagauss.patterns import recognise
 
 aten = torch.ops.aten
 
@@ -82,6 +83,7 @@ def trace(model: nn.Module, example: Any, output: str | None = None) -> Traced:
     program, symbols = _export(model, widened, spec, max(batch, 2), fallback=plain)
     program = _tidied(_functional(program))
     _refuse_training(program)
+    recognise(program.graph)
 
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     canonical = {id(p): name for name, p in model.named_parameters()}
@@ -99,10 +101,10 @@ def trace(model: nn.Module, example: Any, output: str | None = None) -> Traced:
             # a tied parameter arrives under its last name; named_parameters() knows it by its first
             name = canonical.get(id(_attribute(model, target)), target)
             parameters[entry.arg.name] = name.removeprefix("model.")
-    output = next(n for n in program.graph.nodes if n.op == "output")
+    results: Any = next(n for n in program.graph.nodes if n.op == "output").args[0]
     user_outputs = [
         value
-        for value, entry in zip(output.args[0], program.graph_signature.output_specs, strict=True)
+        for value, entry in zip(results, program.graph_signature.output_specs, strict=True)
         if entry.kind == OutputKind.USER_OUTPUT
     ]
     out_spec = program.call_spec.out_spec
@@ -195,13 +197,16 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
 def _tidied(program: ExportedProgram) -> ExportedProgram:
     """Undo what functionalised indexing such as `x[:, 0] += 1` leaves behind.
 
-    That is `x[:]`, plain copies, and writes to a part of a tensor, which become a concatenation.
+    That is `x[:]`, plain copies, and writes to a part of a tensor, which become a concatenation. Concatenations with
+    nothing go, too.
     """
     graph = program.graph
     for node in list(graph.nodes):
         new = None
         if node.target == aten.copy.default and _alike(node, node.args[1]):
             new = node.args[1]
+        elif node.target == aten.cat.default:
+            new = _only_part(node)
         elif node.target == aten.slice.Tensor:
             new = node.args[0] if _is_whole(*node.args[1:]) else None
         elif node.target == aten.slice_scatter.default:
@@ -215,6 +220,13 @@ def _tidied(program: ExportedProgram) -> ExportedProgram:
             node.replace_all_uses_with(new)
             graph.erase_node(node)
     return program
+
+
+def _only_part(node: fx.Node) -> fx.Node | None:
+    """The single part of a concatenation that is not empty (a fresh cache is prepended as an empty tensor)."""
+    parts: Any = node.args[0]
+    filled = [p for p in parts if 0 not in p.meta["val"].shape]
+    return filled[0] if len(filled) == 1 and len(parts) > 1 else None
 
 
 def _is_whole(dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> bool:

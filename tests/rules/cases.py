@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ class Case:
         second_order: extra covariance beyond linearisation, from (means, covariances), for exact products.
         positive: keep the means away from zero and negative values.
         structures: the covariance structures that the rule supports.
+        options: further arguments of `streamline`.
+        held: for a rule that holds something fixed at the mean (attention weights, statistics of a row): from the means
+            of one sample, the function that it propagates instead.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Case:
     positive: bool = False
     structures: tuple[str, ...] = ("diagonal", "full")
     rtol: float = 1e-9
+    options: dict[str, str] = field(default_factory=dict)
+    held: Callable[[list[Tensor]], Callable[..., Tensor]] | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -220,6 +225,7 @@ NORMALISATION = [
     Case("batch_norm of sequences", lambda x: F.batch_norm(x, ROW - 1, ROW), ((4, 2),), exact=True),
 ]
 
+from rules.cases_transformer import TRANSFORMER  # noqa: E402 (it needs Case)
 from rules.cases_vision import VISION  # noqa: E402 (it needs Case)
 
-CASES = [*ELEMENTWISE, *FUSED, *ARITHMETIC, *LINEAR, *SHAPE, *NORMALISATION, *VISION]
+CASES = [*ELEMENTWISE, *FUSED, *ARITHMETIC, *LINEAR, *SHAPE, *NORMALISATION, *VISION, *TRANSFORMER]

@@ -37,14 +37,16 @@ class Split:
 
 def digits(seed: int = 0) -> Split:
     """Handwritten digits, 8 x 8 pixels, 10 classes: 40% / 20% / 40%, the classes in equal shares."""
-    x, y = load_digits(return_X_y=True)
-    return _split(np.asarray(x), np.asarray(y), (0.4, 0.2), seed, classes=True)
+    x, y = map(np.asarray, load_digits(return_X_y=True))
+    train, rest = _cut(np.arange(len(x)), 0.4, seed, y)
+    return _standardise(x, y, (train, *_cut(rest, 1 / 3, seed, y)), classes=True)
 
 
 def diabetes(seed: int = 0) -> Split:
     """Progress of diabetes after a year from 10 measurements: 50% / 25% / 25%; the target is standardised too."""
-    x, y = load_diabetes(return_X_y=True)
-    return _split(np.asarray(x), np.asarray(y), (0.5, 0.25), seed, classes=False)
+    x, y = map(np.asarray, load_diabetes(return_X_y=True))
+    train, rest = _cut(np.arange(len(x)), 0.5, seed)
+    return _standardise(x, y, (train, *_cut(rest, 0.5, seed)), classes=False)
 
 
 def body_mass(seed: int = 0, gap: tuple[float, float] = (0.2, 1.4)) -> Split:
@@ -52,22 +54,19 @@ def body_mass(seed: int = 0, gap: tuple[float, float] = (0.2, 1.4)) -> Split:
 
     So the test part lies where nothing was seen in training or validation.
     """
-    data = load_diabetes(as_frame=True)
-    x, y = data["data"][["bmi"]].to_numpy(), data["target"].to_numpy()
+    x, y = map(np.asarray, load_diabetes(return_X_y=True))
+    x = x[:, 2:3]  # age, sex, bmi, ...
     z = (x[:, 0] - x.mean()) / x.std()
     inside = (z > gap[0]) & (z < gap[1])
-    train, validation = train_test_split(np.flatnonzero(~inside), train_size=0.65, random_state=seed)
+    train, validation = _cut(np.flatnonzero(~inside), 0.65, seed)
     return _standardise(x, y, (train, validation, np.flatnonzero(inside)), classes=False)
 
 
-def _split(x: np.ndarray, y: np.ndarray, shares: tuple[float, float], seed: int, classes: bool) -> Split:
-    train, rest = train_test_split(
-        np.arange(len(x)), train_size=shares[0], stratify=y if classes else None, random_state=seed
-    )
-    validation, test = train_test_split(
-        rest, train_size=shares[1] / (1 - shares[0]), stratify=y[rest] if classes else None, random_state=seed
-    )
-    return _standardise(x, y, (train, validation, test), classes)
+def _cut(rows: np.ndarray, share: float, seed: int, classes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """A random `share` of the rows, and the others; with `classes` each is divided in the same proportion."""
+    labels = None if classes is None else classes[rows]
+    one, other = train_test_split(rows, train_size=share, stratify=labels, random_state=seed)
+    return np.asarray(one), np.asarray(other)
 
 
 def _standardise(x: np.ndarray, y: np.ndarray, parts: tuple[np.ndarray, ...], classes: bool) -> Split:
@@ -77,7 +76,9 @@ def _standardise(x: np.ndarray, y: np.ndarray, parts: tuple[np.ndarray, ...], cl
     inputs = (x - x[train].mean(0)) / np.where(scale > 0, scale, 1)
     targets = y if classes else ((y - y[train].mean()) / y[train].std())[:, None]
     kind = torch.int64 if classes else torch.float32
-    return Split(*((torch.as_tensor(inputs[p], dtype=torch.float32), torch.as_tensor(targets[p], dtype=kind)) for p in parts))
+    return Split(
+        *((torch.as_tensor(inputs[p], dtype=torch.float32), torch.as_tensor(targets[p], dtype=kind)) for p in parts)
+    )
 
 
 def _loader(pair: Pair) -> DataLoader:

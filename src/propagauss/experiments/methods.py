@@ -41,8 +41,13 @@ class Result:
         return self.metrics["nlpd"]
 
     @property
+    def structure(self) -> str:
+        """The posterior in words."""
+        return "Kronecker" if self.posterior == "kronecker" else self.posterior
+
+    @property
     def name(self) -> str:
-        return " ".join(part for part in (self.method, self.posterior, self.link.replace("_", "-")) if part)
+        return " ".join(part for part in (self.method, self.structure, self.link.replace("_", "-")) if part)
 
     def as_dict(self) -> dict[str, Any]:
         row: dict[str, Any] = {

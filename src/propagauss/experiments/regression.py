@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from propagauss import metrics
 from propagauss.baselines import GLM, MAP
-from propagauss.calibration import minimise
 from propagauss.experiments.data import Split
 from propagauss.experiments.methods import OURS, Result, Sampler, fit_regression_sampler
 from propagauss.likelihood import Regressor
@@ -66,9 +65,7 @@ def _normal(method: str, posterior: str, regressor: Regressor, split: Split, fit
     )
 
 
-def _sampling(
-    model: nn.Module, name: str, posterior: Posterior, split: Split, samples: int, seed: int
-) -> list[Result]:
+def _sampling(model: nn.Module, name: str, posterior: Posterior, split: Split, samples: int, seed: int) -> list[Result]:
     x, y = split.test
     noise = posterior.details["noise"]
     sampler = Sampler(model, posterior, samples, seed)
@@ -85,6 +82,7 @@ class Band:
     """A prediction over a grid: mean, and standard deviations without and with the noise. All `[G]`."""
 
     method: str
+    posterior: str
     scale: float | None
     fitted: bool
     mean: Tensor
@@ -94,41 +92,37 @@ class Band:
 
 @torch.no_grad()
 def bands(
-    model: nn.Module, posterior: Posterior, net: Streamlined, split: Split, grid: Tensor, samples: int, seed: int
+    model: nn.Module,
+    posteriors: Mapping[str, Posterior],
+    nets: Mapping[str, Streamlined],
+    split: Split,
+    grid: Tensor,
+    samples: int,
+    seed: int,
 ) -> list[Band]:
-    """MAP, sampling, GLM and ours over `grid [G, 1]`: first at scale 1, then with the scale fitted.
-
-    The noise is that of largest marginal likelihood throughout: what differs between the bands is how the uncertainty
-    about the weights gets to the output.
-    """
-    noise = posterior.details["noise"]
-    sampler = Sampler(model, posterior, samples, seed)
+    """MAP, sampling, GLM and ours over `grid [G, 1]`, for each posterior as it is and with scale and noise fitted."""
     found = []
-    for fitted in (False, True):
-        if fitted:
-            sampler = _fit_scale_only(sampler, split, noise)
-        found.append(_band("MAP", Regressor(MAP(model), noise), grid, fitted))
-        latents = sampler.latents(grid)[..., 0]
-        spread = latents.std(0)
-        total = (spread.square() + noise**2).sqrt()
-        found.append(Band("sampling", sampler.scale, fitted, latents.mean(0), spread, total))
-        for method, source in (("GLM", GLM(model, posterior)), (OURS, net)):
-            regressor = Regressor(source, noise)
+    for name, posterior in posteriors.items():
+        noise = posterior.details["noise"]
+        sampler = Sampler(model, posterior, samples, seed)
+        for fitted in (False, True):
             if fitted:
-                regressor.fit_scale(split.validation_loader, progress=False)
-            found.append(_band(method, regressor, grid, fitted))
+                sampler, noise = fit_regression_sampler(sampler, *split.validation, noise)
+            latents = sampler.latents(grid)[..., 0]
+            spread = latents.std(0)
+            total = (spread.square() + noise**2).sqrt()
+            sampled = Band("sampling", name, sampler.scale, fitted, latents.mean(0), spread, total)
+            start = posterior.details["noise"]
+            others = [
+                _band(method, name, _fitted(net, start, split) if fitted else Regressor(net, start), grid, fitted)
+                for method, net in (("MAP", MAP(model)), ("GLM", GLM(model, posterior)), (OURS, nets[name]))
+            ]
+            found += [others[0], sampled, *others[1:]]
     return found
 
 
-def _band(method: str, regressor: Regressor, grid: Tensor, fitted: bool) -> Band:
+def _band(method: str, posterior: str, regressor: Regressor, grid: Tensor, fitted: bool) -> Band:
     predictive = regressor(grid)
     latent = regressor.decompose(grid).epistemic.sqrt()
     scale = None if method == "MAP" else regressor.scale
-    return Band(method, scale, fitted, predictive.mean[:, 0], latent[:, 0], predictive.stddev[:, 0])
-
-
-def _fit_scale_only(sampler: Sampler, split: Split, noise: float) -> Sampler:
-    x, y = split.validation
-    return sampler.rescaled(
-        minimise(lambda s: -sampler.rescaled(s).log_density(x, y, noise).double().mean().item(), 1.0)
-    )
+    return Band(method, posterior, scale, fitted, predictive.mean[:, 0], latent[:, 0], predictive.stddev[:, 0])

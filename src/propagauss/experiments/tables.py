@@ -31,7 +31,7 @@ def _scale(result: Result) -> str:
 
 _WHO = (
     Column("method", lambda r: r.method, number=False),
-    Column("posterior", lambda r: r.posterior, number=False),
+    Column("posterior", lambda r: r.structure, number=False),
 )
 CLASSIFICATION = (
     *_WHO,
@@ -65,7 +65,7 @@ def marks(results: Sequence[Result]) -> list[str]:
 
 
 def text(results: Sequence[Result], columns: Sequence[Column]) -> str:
-    """Aligned plain text, a blank line between methods."""
+    """Aligned plain text, the mark of the NLPD at the end of the line."""
     rows = [[c.title for c in columns], *[[c.cell(r) for c in columns] for r in results]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     found = [" ", *marks(results)]
@@ -78,7 +78,7 @@ def text(results: Sequence[Result], columns: Sequence[Column]) -> str:
 
 
 def to_html(results: Sequence[Result], columns: Sequence[Column]) -> str:
-    """An HTML table; the rows of one method and posterior belong together."""
+    """An HTML table with a line between methods."""
     head = "".join(f'<th class="{_kind(c)}">{html.escape(c.title)}</th>' for c in columns)
     body, before = [], None
     for result, mark in zip(results, marks(results), strict=True):

@@ -20,12 +20,12 @@ class Ratio:
 
 
 def relative_times(
-    calls: dict[str, Callable[[], Any]], reference: str, rounds: int, seed: int = 0, block: float = 2e-3
+    calls: dict[str, Callable[[], Any]], reference: str, rounds: int, seed: int = 0, block: float = 3e-3
 ) -> tuple[dict[str, Ratio], float]:
     """Time of each call over that of `reference`, and the seconds of the reference itself.
 
-    In every round each call runs in a block of warm repeats that fill `block` seconds, the blocks in random order; ratios are taken
-    within a round, so that what slows the machine for longer than a round cancels.
+    In every round each call runs in a block of warm repeats that fill `block` seconds, the blocks in random order;
+    ratios are taken within a round, so that what slows the machine for longer than a round cancels.
     """
     repeats = {name: max(1, round(block / _seconds(call, 2))) for name, call in calls.items()}
     order, shuffle = list(calls), random.Random(seed).shuffle

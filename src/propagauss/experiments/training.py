@@ -1,9 +1,10 @@
-"""Small ReLU networks, trained to the maximum a posteriori under a prior that the marginal likelihood chooses."""
+"""Small ReLU networks, trained to the maximum a posteriori."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,23 +24,29 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def train(split: Split, sizes: Sequence[int], likelihood: str, rounds: int, epochs: int, seed: int) -> nn.Sequential:
+def train(
+    split: Split,
+    sizes: Sequence[int],
+    likelihood: Literal["classification", "regression"],
+    epochs: int,
+    seed: int,
+    prior_precision: float | None = None,
+    rounds: int = 4,
+) -> nn.Sequential:
     """A network at the minimum of `Σ -log p(y | x, w) + δ/2 ‖w‖²`.
 
-    After each round of training, `δ` (and the noise of a regression) are set to those of largest marginal likelihood,
-    so that the posterior is expanded around the maximum of what it approximates: a Laplace approximation at weights
-    that were trained without a prior is far too wide.
+    `δ` is given, or found: training then takes `rounds` turns, and after each `δ` and the noise of a regression are set
+    to those of largest marginal likelihood (of the Kronecker posterior).
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = mlp(sizes)
-        precision, noise = 1.0, 1.0
-        for _ in range(rounds):
+        precision, noise = prior_precision or 1.0, 1.0
+        for _ in range(rounds if prior_precision is None else 1):
             _descend(model, split.train, likelihood, precision, noise, epochs)
-            fitted = fit_laplace(
-                model.eval(), split.train_loader, likelihood=likelihood, structure="kronecker", progress=False
-            )  # type: ignore[arg-type]
-            precision, noise = fitted.details["prior_precision"], fitted.details.get("noise", 1.0)
+            if prior_precision is None:
+                found = fit_laplace(model, split.train_loader, likelihood, "kronecker", progress=False).details
+                precision, noise = found["prior_precision"], found.get("noise", 1.0)
     return model.eval()
 
 
@@ -47,7 +54,6 @@ def _descend(
     model: nn.Module, data: tuple[Tensor, Tensor], likelihood: str, precision: float, noise: float, epochs: int
 ) -> None:
     x, y = data
-    model.train()
     optimiser = torch.optim.Adam(model.parameters(), LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
     for _ in range(epochs):

@@ -1,20 +1,24 @@
 """Scaled dot-product attention: `out = P V`, `P = softmax(Q Kᵀ / √d + mask)`.
 
-As in the paper, queries and keys enter by their mean, so `P` is fixed: `E[out] = P E[V]`, `Var[out] = P² Var[V]` (tokens are
-independent in the diagonal structure; the full one keeps their covariance). What is left out is the uncertainty of *where*
-to look, `Q` and `K`.
+As in the paper, queries and keys enter by their mean, so `P` is fixed and `E[out] = P E[V]`, `Var[out] = P² Var[V]`.
+Tokens are independent in the diagonal structure; the full one keeps their covariance. What is left out is the
+uncertainty of *where* to look, `Q` and `K`.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from propagauss.gaussian import Gaussian
-from propagauss.rules.registry import Built, Site, builder
+from propagauss.posterior.base import Noise
+from propagauss.rules.linear import linear_layer
+from propagauss.rules.registry import MEAN_ONLY, Built, Site, builder
 
 aten = torch.ops.aten
 
@@ -39,9 +43,15 @@ def attention_weights(
 
 
 def attention(
-    q: Any, k: Any, v: Gaussian, mask: Any = None, is_causal: bool = False, scale: Any = None, grouped: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Gaussian,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    grouped: bool = False,
 ) -> Gaussian:
-    p = attention_weights(_mean(q), _mean(k), _mean(mask), is_causal, scale, grouped)
+    p = attention_weights(q, k, mask, is_causal, scale, grouped)
 
     def mix(t: Tensor, weights: Tensor) -> Tensor:
         if grouped:
@@ -51,13 +61,7 @@ def attention(
     return v.mapped(mix(v.mean, p), lambda t: mix(t, p), lambda t: mix(t, p.square()))
 
 
-def attention_by_mean(
-    q: Any, k: Any, v: Tensor, mask: Any, is_causal: bool, scale: Any, grouped: bool
-) -> Tensor:
-    """The plain op on the means of queries and keys."""
-    return torch.nn.functional.scaled_dot_product_attention(
-        _mean(q), _mean(k), v, _mean(mask), is_causal=is_causal, scale=scale, enable_gqa=grouped
-    )
+MEAN_ONLY[aten.scaled_dot_product_attention.default] = (0, 1, 3)
 
 
 @builder(aten.scaled_dot_product_attention.default)
@@ -65,12 +69,115 @@ def build_attention(site: Site) -> Built:
     defaults = (None, 0.0, False)
     q, k, v, mask, _, causal = (*site.args, *defaults[len(site.args) - 3 :])[:6]
     settings = (mask, causal, site.kwargs.get("scale"), site.kwargs.get("enable_gqa", False))
-    scores = " and ".join(n for n, a in (("queries", q), ("keys", k)) if site.is_random(a))
-    note = f"{scores} by their mean" if scores else "exact"
-    if site.is_random(v):
-        return Built(attention, (q, k, v, *settings), note)
-    return Built(attention_by_mean, (q, k, v, *settings), note, random=False)
+    return Built(attention, (q, k, v, *settings), "queries and keys by their mean")
 
 
-def _mean(x: Any) -> Any:
-    return x.mean if isinstance(x, Gaussian) else x
+def linear_after_attention(*args: object) -> Gaussian:
+    """Stands in a graph for an output projection whose input comes from attention; see value_covariance.py."""
+    raise NotImplementedError("only ever replaced by its rule")
+
+
+MEAN_ONLY[linear_after_attention] = (12, 13, 14)
+
+
+class OutputProjection(nn.Module):
+    """`Var[y_i] = Σ_j (W_O^j F^j)² (P_j² s)_i + (W_O^j)² (P_j² d)_i`, plus what a random `W_O` adds."""
+
+    product: Tensor  # [heads * in, out]
+    squared_t: Tensor  # [heads * d, out], rows in the order of the heads
+    weight: Tensor
+    bias: Tensor | None
+    rows: Tensor  # of the value layer, by head: [heads * d]
+    marginal_t: Tensor | None  # variances of the output weight: [in, out]
+    value_marginal_t: Tensor | None  # variances of the value weight: [in, out]
+
+    def __init__(self, output: Weights, columns: list[int], values: Weights, rows: Tensor, by_time: tuple[bool, bool]):
+        """`by_time`: whether the input of the output layer, and that of the value layer, have time before batch."""
+        super().__init__()
+        self.output_by_time, self.values_by_time = by_time
+        heads, d = rows.shape
+        by_head = output.matrix[:, torch.tensor(columns).argsort()].reshape(-1, heads, d)  # [out, heads, d]
+        factors = values.matrix[rows]  # [heads, d, in]
+        product = torch.einsum("ohd,hdi->hio", by_head, factors).square()
+        self.register_buffer("product", product.flatten(0, 1).contiguous())
+        self.register_buffer("squared_t", by_head.square().flatten(1).t())
+        self.register_buffer("weight", output.matrix)
+        self.register_buffer("bias", output.bias)
+        self.register_buffer("rows", rows.flatten())
+        self.noise, self.value_noise = output.noise, values.noise
+        marginal = None if self.noise is None else self.noise.weight_variance()
+        self.register_buffer("marginal_t", None if marginal is None else marginal.t())
+        value = None if self.value_noise is None else self.value_noise.weight_variance()
+        self.register_buffer("value_marginal_t", None if value is None else value.t())
+        self.heads, self.d = heads, d
+
+    def forward(self, x: Gaussian, h: Gaussian | Tensor, q: Tensor, k: Tensor, *settings: Any) -> Gaussian:
+        squared = attention_weights(q, k, *settings).square()  # [B, H, T, S]
+        batch, heads, rows, tokens = squared.shape
+        mean = F.linear(x.mean, self.weight, self.bias)
+        own = self._own_variance(h)
+        spread = mean.new_zeros((batch, rows, mean.shape[-1]))
+        if isinstance(h, Gaussian):
+            s = self._tokens(h.variance, batch, tokens).unsqueeze(1)
+            mixed = (squared @ s).transpose(1, 2).reshape(batch, rows, -1)  # [B, T, H * in]
+            spread = spread + mixed @ self.product
+        if own is not None:
+            noise = self._tokens(own, batch, tokens)[..., self.rows].unflatten(-1, (heads, self.d)).transpose(1, 2)
+            spread = spread + (squared @ noise).transpose(1, 2).reshape(batch, rows, -1) @ self.squared_t
+        spread = (spread.transpose(0, 1) if self.output_by_time else spread).reshape(mean.shape)
+        if self.noise is not None:
+            spread = spread + self.noise.variance(x.mean)
+            if self.marginal_t is not None:
+                spread = spread + x.variance @ self.marginal_t
+        return Gaussian.diagonal(mean, spread)
+
+    def _tokens(self, values: Tensor, batch: int, tokens: int) -> Tensor:
+        """`[B, T, n]`"""
+        if self.values_by_time:
+            return values.reshape(tokens, batch, -1).transpose(0, 1)
+        return values.reshape(batch, tokens, -1)
+
+    def _own_variance(self, h: Gaussian | Tensor) -> Tensor | None:
+        """What random value weights add to each value: `noise(m) + v Vᵀ`."""
+        if self.value_noise is None:
+            return None
+        own = self.value_noise.variance(h.mean if isinstance(h, Gaussian) else h)
+        if isinstance(h, Gaussian) and self.value_marginal_t is not None:
+            own = own + h.variance @ self.value_marginal_t
+        return own
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A linear layer that is known when the model is streamlined: `matrix [out, in]`, bias, and its noise if random."""
+
+    matrix: Tensor
+    bias: Tensor | None
+    noise: Noise | None
+
+
+@builder(linear_after_attention)
+def build_output_projection(site: Site) -> Built:
+    x, w_o, b_o, flipped_o, columns, by_time_o, h, w_v, b_v, flipped_v, rows, by_time_v, q, k, *settings = site.args
+    output, values = _weights(site, w_o, b_o, flipped_o), _weights(site, w_v, b_v, flipped_v)
+    if output is None or values is None:
+        built = linear_layer(site, x, w_o, b_o, flipped_o)
+        assert built is not None
+        return built
+    heads = site.shape(q)[-3]
+    per_head = torch.tensor(rows).repeat_interleave(heads // len(rows), dim=0)  # grouped queries share values
+    module = OutputProjection(output, columns, values, per_head, (by_time_o, by_time_v))
+    return Built(module, (x, h, q, k, *settings), "covariance of values within a head kept; heads independent")
+
+
+def _weights(site: Site, weight: Any, bias: Any, flipped: bool) -> Weights | None:
+    w, b = site.weight(weight), None if bias is None else site.weight(bias)
+    if w is None or (bias is not None and b is None):
+        return None
+    names = (w.name, b and b.name)
+    noise = None
+    if any(names):
+        assert site.posterior is not None
+        noise = site.posterior.noise(*names, transposed=w.transposed != flipped)
+    matrix = (w.tensor.t() if flipped else w.tensor).clone(memory_format=torch.contiguous_format)
+    return Weights(matrix, None if b is None else b.tensor.clone(), noise)

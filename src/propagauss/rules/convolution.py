@@ -52,9 +52,7 @@ def convolution_fixed_weight(
 ) -> Gaussian:
     """Fixed weights, random input: `var = v * W²`; in the full structure both sides of the covariance go through."""
     mean = convolve(x.mean, weight, bias, settings)
-    return x.mapped(
-        mean, lambda t: convolve(t, weight, None, settings), lambda v: convolve(v, squared, None, settings)
-    )
+    return x.mapped(mean, lambda t: convolve(t, weight, None, settings), lambda v: convolve(v, squared, None, settings))
 
 
 def convolution_random_bias(

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from propagauss.gaussian import Gaussian
 from propagauss.rules.arithmetic import add, multiply
-from propagauss.rules.registry import rule
+from propagauss.rules.registry import Built, Site, builder, rule
+from propagauss.rules.row_norm import _affine, _note, row_norm
 
 aten = torch.ops.aten
 Affine = Gaussian | Tensor | None
@@ -100,54 +101,41 @@ def logsumexp(x: Gaussian, dim: Any, keepdim: bool = False) -> Gaussian:
     return x.mapped(mean, lambda t: (p * t).sum(dim, keepdim), lambda v: (p.square() * v).sum(dim, keepdim))
 
 
-@rule(aten.group_norm.default, note="statistics of the mean held fixed; the full structure linearises them, too")
-def group_norm(
-    x: Gaussian | Tensor, groups: int, weight: Affine = None, bias: Affine = None, eps: float = 1e-5, *_: Any
-) -> Gaussian:
-    """`w (x - μ) / σ + b` over the channels of a group and all places; the affine part may be random.
+def group_norm(x: Gaussian | Tensor, groups: int, weight: Affine, bias: Affine, eps: float, jacobian: bool) -> Gaussian:
+    """`w (x - μ) / σ + b` over the channels of a group and all places: `row_norm`, a row per group, affine per channel.
 
-    Diagonal: `var = v / σ²`, the paper's scale term. Full: `J t = (t - mean(t) - y mean(y t)) / σ`, `y = (x - μ) / σ`.
-    The scale term alone is good for large groups (it leaves out terms of order 1 / group size for independent entries),
-    and bad for tiny ones: a group of one entry is constant, but keeps its variance.
+    Held statistics (`var = (w/σ)² v`) leave out terms of order 1 / group size: bad for groups of a few entries only.
     """
     m = x.mean if isinstance(x, Gaussian) else x
-    split = m.reshape(m.shape[0], groups, torch.Size(m.shape[1:]).numel() // groups)
-    scale = (split.var(-1, correction=0, keepdim=True) + eps).rsqrt()
-    normal = (split - split.mean(-1, keepdim=True)) * scale
-
-    def jacobian(t: Tensor) -> Tensor:
-        t = t.reshape(split.shape)
-        return ((t - t.mean(-1, keepdim=True) - normal * (normal * t).mean(-1, keepdim=True)) * scale).reshape(m.shape)
-
-    def squared(v: Tensor) -> Tensor:
-        return (v.reshape(split.shape) * scale.square()).reshape(m.shape)
-
-    if isinstance(x, Gaussian) and not isinstance(weight, Gaussian) and not isinstance(bias, Gaussian):
-        # the op itself, so that the mean is the model's own to the last bit
-        own = aten.group_norm(m, groups, weight, bias, eps)
-        gain = m.new_ones(()) if weight is None else _per_channel(weight, m.dim())
-        return x.mapped(own, lambda t: jacobian(t) * gain, lambda v: squared(v) * gain.square())
-    y: Any = normal.reshape(m.shape)
-    y = x.mapped(y, jacobian, squared) if isinstance(x, Gaussian) else y
-    for apply, plain, affine in ((multiply, torch.mul, weight), (add, torch.add, bias)):
-        if affine is not None:
-            random = isinstance(y, Gaussian) or isinstance(affine, Gaussian)
-            y = (apply if random else plain)(y, _per_channel(affine, m.dim()))
-    return y
+    size = torch.Size(m.shape[1:]).numel() // groups
+    rows: Any = row_norm(_reshaped(x, (m.shape[0], groups, size)), [size], None, None, eps, True, jacobian)
+    y = _reshaped(rows, m.shape)
+    w, b = _per_channel(weight, m.dim()), _per_channel(bias, m.dim())
+    if not isinstance(x, Gaussian) or isinstance(weight, Gaussian) or isinstance(bias, Gaussian):
+        return _affine(y, w, b)
+    # the op itself, so that the mean is the model's own to the last bit
+    return y.scaled(aten.group_norm(m, groups, weight, bias, eps), m.new_ones(()) if w is None else w)
 
 
-@rule(aten.instance_norm.default, note="stored statistics: exact; otherwise as group_norm, a group per channel")
-def instance_norm(
-    x: Gaussian | Tensor,
-    weight: Affine,
-    bias: Affine,
-    mean: Tensor,
-    variance: Tensor,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    *_: Any,
-) -> Gaussian:
-    if use_input_stats:
-        return group_norm(x, x.shape[1], weight, bias, eps)
-    return normalise_channels(x, weight, bias, mean, variance, eps)
+def _reshaped(x: Any, shape: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.reshape(shape)
+    mean = x.mean.reshape(shape)
+    return Gaussian.full(mean, x.covariance) if x.is_full else Gaussian.diagonal(mean, x.variance.reshape(shape))
+
+
+@builder(aten.group_norm.default)
+def build_group_norm(site: Site) -> Built:
+    x, groups, weight, bias, eps, *_ = (*site.args, *(None, None, 1e-5)[len(site.args) - 2 :])
+    jacobian = site.options.normalisation == "jacobian"
+    return Built(group_norm, (x, groups, weight, bias, eps, jacobian), _note(site, jacobian))
+
+
+@builder(aten.instance_norm.default)
+def build_instance_norm(site: Site) -> Built:
+    """With stored statistics batch normalisation, otherwise group normalisation with a group for each channel."""
+    x, weight, bias, mean, variance, use_input_stats, _, eps, *_ = site.args
+    if not use_input_stats:
+        return Built(normalise_channels, (x, weight, bias, mean, variance, eps), "fixed statistics: exact")
+    jacobian = site.options.normalisation == "jacobian"
+    return Built(group_norm, (x, site.shape(x)[1], weight, bias, eps, jacobian), _note(site, jacobian))

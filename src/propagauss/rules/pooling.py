@@ -161,11 +161,12 @@ for _op in (aten.max_unpool2d.default, aten.max_unpool3d.default):
 # -- interpolation
 
 
-def _interpolated(op: Any, n: int) -> Callable[..., Gaussian]:
+def _interpolated(op: Any, plain: Any, n: int) -> Callable[..., Gaussian]:
+    from_list = op is not plain  # scales come as a list, or as one argument per axis
+
     def interpolate(x: Gaussian, sizes: Any, align_corners: bool, scales: Any = None, *more: Any) -> Gaussian:
         """Separable: `y = (A_1 ⊗ ... ⊗ A_n) x`, so `var = (A_1² ⊗ ... ⊗ A_n²) v`, one axis after the other."""
-        factors = list(scales) if op._overloadname == "vec" and scales else [scales, *more]
-        factors = factors if len(factors) == n else [None] * n
+        factors = (scales or [None] * n) if from_list else [scales, *more, *[None] * (n - 1 - len(more))]
 
         def resample(t: Tensor) -> Tensor:
             return op(t, sizes, align_corners, scales, *more)
@@ -174,7 +175,7 @@ def _interpolated(op: Any, n: int) -> Callable[..., Gaussian]:
 
         def squared(v: Tensor) -> Tensor:
             for axis, (size, scale) in enumerate(zip(mean.shape[-n:], factors, strict=True)):
-                matrix = _coefficients(op, n, axis, v, size, align_corners, scale)
+                matrix = _coefficients(plain, n, axis, v, size, align_corners, scale)
                 v = (v.transpose(axis - n, -1) @ matrix.square()).transpose(axis - n, -1)
             return v
 
@@ -186,13 +187,17 @@ def _interpolated(op: Any, n: int) -> Callable[..., Gaussian]:
 def _coefficients(
     op: Any, n: int, axis: int, like: Tensor, size: int, align_corners: bool, scale: float | None
 ) -> Tensor:
-    """The interpolation along one axis as a matrix, `[size before, size after]`: what it makes of unit vectors."""
+    """The interpolation along one axis as a matrix, `[size before, size after]`: what it makes of unit vectors.
+
+    The other axes stay at 2 entries: antialiasing on the CPU is wrong for an output of width 1 (torch 2.13).
+    """
     before = like.shape[axis - n]
-    shape, sizes, scales = [1] * n, [1] * n, [None] * n
-    shape[axis], sizes[axis], scales[axis] = before, size, scale
-    unit = torch.eye(before, dtype=like.dtype, device=like.device).reshape(before, 1, *shape)
-    plain = getattr(aten, op._schema.name.split("::")[1]).default
-    return plain(unit, sizes, align_corners, *scales).reshape(before, size)
+    scales: list[float | None] = [None] * n
+    lifted, wide, sizes = [1] * n, [2] * n, [2] * n
+    lifted[axis], wide[axis], sizes[axis], scales[axis] = before, before, size, scale
+    unit = torch.eye(before, dtype=like.dtype, device=like.device).reshape(before, 1, *lifted)
+    result = op(unit.expand(before, 1, *wide).contiguous(), sizes, align_corners, *scales)
+    return result.movedim(2 + axis, -1).reshape(before, -1, size)[:, 0]
 
 
 for _kind, _n in (
@@ -203,9 +208,8 @@ for _kind, _n in (
     ("_upsample_bilinear2d_aa", 2),
     ("_upsample_bicubic2d_aa", 2),
 ):
-    for _overload in ("default", "vec"):
-        _op = getattr(getattr(aten, _kind), _overload)
-        rule(_op, note="exact")(_interpolated(_op, _n))
+    for _op in (getattr(aten, _kind).default, getattr(aten, _kind).vec):
+        rule(_op, note="exact")(_interpolated(_op, getattr(aten, _kind).default, _n))
 
 
 def _each(value: Any, n: int) -> tuple[int, ...]:

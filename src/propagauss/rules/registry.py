@@ -56,14 +56,12 @@ class Built:
     """What to call at run time, and a word for the plan.
 
     `target` is a pure function or a module. `inputs` may hold nodes of the source graph, literals, and tensors, which
-    become buffers of the network. A function with its constants as inputs costs less per call than a module. `random`
-    is False if the result is a plain tensor after all.
+    become buffers of the network. A function with its constants as inputs costs less per call than a module.
     """
 
     target: nn.Module | Callable[..., Any]
     inputs: tuple[Any, ...]
     note: str
-    random: bool = True
 
 
 class Site(Protocol):
@@ -98,6 +96,8 @@ class Site(Protocol):
 
 Builder = Callable[[Site], "Built | None"]
 
+# positions of arguments that an op takes by their mean
+MEAN_ONLY: dict[Op, tuple[int, ...]] = {}
 FUNCTIONS: dict[Op, FunctionRule] = {}
 BUILDERS: dict[Op, list[Builder]] = {}
 

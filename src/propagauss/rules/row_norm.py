@@ -1,9 +1,9 @@
-"""Layer and RMS normalisation along the last dimensions: `y = w (x - μ) / σ + b`, with `μ`, `σ` taken from the row itself.
+"""Layer and RMS normalisation along the last dimensions: `y = w (x - μ) / σ + b`, with `μ`, `σ` taken from the row.
 
-The paper holds the statistics of the mean fixed and keeps the scale: `var = (w/σ)² v`. That leaves out that `μ` and `σ` move
-with `x`: the Jacobian is `J = diag(w) (I - 1 1ᵀ/n - x̂ x̂ᵀ/n) / σ` (without the middle term for RMS). The full structure uses
-it, and so does the diagonal one with `normalisation="jacobian"`; the difference is of order `1/n`, unless a few entries
-dominate the row.
+The paper holds the statistics of the mean fixed and keeps the scale: `var = (w/σ)² v`. That leaves out that `μ` and `σ`
+move with `x`: the Jacobian is `J = diag(w) (I - 1 1ᵀ/n - x̂ x̂ᵀ/n) / σ` (without the middle term for RMS). The full
+structure uses it, and so does the diagonal one with `normalisation="jacobian"`; the difference is of order `1/n`,
+unless a few entries dominate the row.
 """
 
 from __future__ import annotations

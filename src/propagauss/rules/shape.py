@@ -73,7 +73,7 @@ SPLITS = [
 ]
 
 # a reshape where the op insists on strides that a stacked covariance does not have
-_TOLERANT = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+STRIDE_FREE = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 # under a batch of covariance rows these must not see, or change, the memory layout
 _IDENTITY = {aten.contiguous.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default}
 
@@ -85,7 +85,7 @@ def _named(function: Callable[..., Any], op: Any) -> Callable[..., Any]:
 
 
 def _move(op: Any) -> Callable[..., Gaussian]:
-    inner: Any = _TOLERANT.get(op, op)
+    inner: Any = STRIDE_FREE.get(op, op)
 
     def move(x: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
         if op in _IDENTITY:
