@@ -389,7 +389,6 @@ def test_rule_wants_an_overload() -> None:
 
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "transpose": lambda x: x.t(),
-    "batch second": lambda x: x.unsqueeze(0).transpose(0, 1).permute(1, 0, 2).relu(),
     "sum over the batch": lambda x: x.sum(0),
     "sum of all": lambda x: x.sum(),
     "centred": lambda x: x - x.mean(0, keepdim=True),

@@ -60,7 +60,8 @@ class Gaussian:
         if self._covariance is not None:
             return self._covariance
         assert self._variance is not None
-        return torch.diag_embed(self._variance.flatten(1))
+        v = self._variance.unsqueeze(-1) if self._variance.dim() < 2 else self._variance
+        return torch.diag_embed(v.flatten(1))
 
     @property
     def is_full(self) -> bool:
@@ -128,7 +129,8 @@ class Gaussian:
             return Gaussian.diagonal(mean, self.variance * factor.square())
         batch, n, _ = self._covariance.shape
         factor = factor.expand_as(self.mean).reshape(batch, n)
-        return Gaussian.full(mean, self._covariance * factor.unsqueeze(-1) * factor.unsqueeze(-2))
+        # in place on the fresh product: half the memory traffic
+        return Gaussian.full(mean, (self._covariance * factor.unsqueeze(-1)).mul_(factor.unsqueeze(-2)))
 
     def mapped(
         self, mean: Tensor, linear: Callable[[Tensor], Tensor], squared: Callable[[Tensor], Tensor] | None = None

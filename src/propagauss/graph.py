@@ -30,17 +30,17 @@ def is_float(node: fx.Node) -> bool:
 
 
 def is_transpose(node: fx.Node) -> bool:
-    if node.target == aten.t.default:
-        return True
     if len(shape_of(node) or ()) != 2:
         return False
+    if node.target in (aten.t.default, aten.numpy_T.default, aten.mT.default):
+        return True
     order: Any = node.args[1:]
     if node.target == aten.transpose.int:
         return {a % 2 for a in order} == {0, 1}
     return node.target == aten.permute.default and [a % 2 for a in order[0]] == [1, 0]
 
 
-def shape_of(node: fx.Node) -> tuple[Any, ...] | None:
+def shape_of(node: Any) -> tuple[Any, ...] | None:
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, Tensor) else None
 

@@ -33,6 +33,7 @@ class Streamlined(nn.Module):
             ("Gaussian" if uncertain else "tensor", x.dtype) if isinstance(x, Tensor) else None
             for x, uncertain in zip(traced.example, traced.uncertain_inputs, strict=True)
         ]
+        self._literals = [None if isinstance(x, Tensor) else x for x in traced.example]
         self._fixed_batch = None if traced.batch_is_dynamic else traced.batch
         self._single = len(self._kinds) == 1 and self._in_spec == flatten((torch.zeros(1),), {})[1]
         self._single_output = traced.out_spec.is_leaf()
@@ -44,6 +45,11 @@ class Streamlined(nn.Module):
     @property
     def graph(self) -> fx.Graph:
         return self.body.graph
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """`.to()`, `.double()` and the like also change which inputs are accepted."""
+        self._kinds = [kind and (kind[0], fn(torch.empty(0, dtype=kind[1])).dtype) for kind in self._kinds]
+        return super()._apply(fn, recurse)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._single and len(args) == 1 and not kwargs:
@@ -67,6 +73,11 @@ class Streamlined(nn.Module):
     def _check(self, i: int, leaf: Any) -> None:
         kind = self._kinds[i]
         if kind is None:
+            if leaf != self._literals[i]:
+                raise InputError(
+                    f"input {i} was {self._literals[i]!r} when the network was streamlined and is built in, "
+                    f"but is {leaf!r} now: streamline again with that value in the example"
+                )
             return
         form, dtype = kind
         if form == "Gaussian" and not isinstance(leaf, Gaussian):

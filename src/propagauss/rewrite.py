@@ -16,6 +16,7 @@ from propagauss.demand import wanted
 from propagauss.errors import UnsupportedOpError
 from propagauss.fuse import Chains, is_affine, is_pointwise, region
 from propagauss.graph import depends, dtype_of, hint, is_assertion, is_float, is_transpose, nodes_in, shape_of
+from propagauss.mixing import mixes_samples
 from propagauss.network import Streamlined
 from propagauss.patterns import AT_MEAN
 from propagauss.plan import Plan, Step
@@ -27,12 +28,21 @@ from propagauss.rules.wrapping import (
     Delta,
     InputStructure,
     LinearisedRegion,
+    ParameterRegion,
     Pointwise,
     RandomParameter,
     mean_of,
     to_gaussian,
 )
 from propagauss.trace import Traced, module_path, op_name
+
+aten = torch.ops.aten
+# ops whose rules broadcast an unbatched random parameter against samples themselves
+BROADCASTING = {
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.rsub.Scalar, aten.where.self),
+    *(aten.prelu.default, aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default),
+    *(aten.group_norm.default, aten.instance_norm.default),
+}
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,7 @@ class Rewriter:
         self.env: dict[fx.Node, fx.Node] = {}
         self.random: set[fx.Node] = set()
         self.static: set[fx.Node] = set()
+        self.unbatched: set[fx.Node] = set()  # random parameters, and what is made of them alone
         self.wanted = wanted(traced.graph, traced.outputs)
         self.chains = Chains(any_op=options.full and options.activation == "linearise")
         self.steps: list[tuple[fx.Node, Step]] = []
@@ -127,6 +138,7 @@ class Rewriter:
     def _constant_placeholder(self, node: fx.Node) -> None:
         if self.traced.parameters.get(node.name) in self.names:
             self.random.add(node)
+            self.unbatched.add(node)
             self.chains.start(node)
         else:
             self.static.add(node)
@@ -175,14 +187,44 @@ class Rewriter:
             source = self.chains.link(node, random)
         self.random.add(node)
         if self.options.full:
-            self._check_batch(node, random, weights)
+            self._check_full(node, random)
+            if all(r in self.unbatched for r in random) and not self._is_batched(node):
+                self.unbatched.add(node)
         if source is not None and sum(n in self.random for n in nodes_in((node.args, node.kwargs))) > 1:
             self._fused(node, source)
+        elif self._lifts_parameter(node, random):
+            self._lift(node, random[0])
         elif not self._build(node) and not self._apply_function(node) and not self._pointwise(node, random):
             self.unsupported.append((node, "has no rule"))
             self.env[node] = self.graph.placeholder(node.name)  # never run: an error is on its way
 
+    def _is_batched(self, node: fx.Node) -> bool:
+        value = node.meta.get("val")
+        first = value[0] if isinstance(value, (tuple, list)) else value
+        return any(depends(s, self.traced.batch_symbols) for s in getattr(first, "shape", ()))
+
+    def _lifts_parameter(self, node: fx.Node, random: list[fx.Node]) -> bool:
+        """Whether a random parameter alone becomes part of every sample, other than in a layer or by broadcasting."""
+        if not self.options.full or random[0] not in self.unbatched or len(random) > 1 or not self._is_batched(node):
+            return False
+        layer = node.target in BUILDERS and self.weight(random[0]) is not None and node.target != aten.matmul.default
+        return not (layer or node.target in BROADCASTING or is_pointwise(node.target)) or (
+            node.target == aten.matmul.default and not self._is_weight_of_matmul(node, random[0])
+        )
+
+    def _is_weight_of_matmul(self, node: fx.Node, parameter: fx.Node) -> bool:
+        if node.args[1] is not parameter or len(shape_of(parameter) or ()) != 2:
+            return False
+        return len(shape_of(node.args[0]) or ()) > 1
+
     # -- the ways to rewrite one op
+
+    def _lift(self, node: fx.Node, parameter: fx.Node) -> None:
+        function, extras = region(node, parameter, self.random)
+        module = ParameterRegion(function)
+        inputs = (self._value(parameter), *(self._value(e) for e in extras))
+        self.env[node] = self.graph.call_module(self._add_module(node.name, module), inputs)
+        self._note(node, "of a parameter", "linear in the parameter: exact")
 
     def _fused(self, node: fx.Node, source: fx.Node) -> None:
         function, extras = region(node, source, self.random)
@@ -345,16 +387,23 @@ class Rewriter:
 
     # -- checks and words
 
-    def _check_batch(self, node: fx.Node, random: list[fx.Node], weights: list[fx.Node]) -> None:
-        value = node.meta.get("val")
-        symbols = self.traced.batch_symbols
-        if not symbols or not isinstance(value, Tensor) or len(weights) == len(node.all_input_nodes):
+    def _check_full(self, node: fx.Node, random: list[fx.Node]) -> None:
+        """Collect what the full structure cannot represent."""
+        batched = [r for r in random if r not in self.unbatched]
+        if not batched:
             return
-        batched = [depends(s, symbols) for s in value.shape]
-        if any(batched[1:]):
-            self.unsupported.append((node, "moves the batch dimension away from the front"))
-        elif not any(batched) and any(depends(s, symbols) for r in random for s in (shape_of(r) or ())):
-            self.unsupported.append((node, "mixes the samples of a batch"))
+        if mixes_samples(node, batched, self.traced.batch):
+            self.unsupported.append((node, "mixes the samples of a batch, or moves the batch away from the front"))
+        elif len(random) > 1 and node.target == aten.einsum.default:
+            self.unsupported.append((node, "has two uncertain operands, for which full covariance has no rule"))
+        elif len(batched) < len(random) and not self._combines(node, batched):
+            self.unsupported.append((node, "combines a random parameter with an uncertain value: no full covariance"))
+
+    def _combines(self, node: fx.Node, batched: list[fx.Node]) -> bool:
+        """Whether a rule covers a parameter and a batched value together: layers, and whatever broadcasts."""
+        if node.target == aten.matmul.default:
+            return node.args[0] in batched and len(shape_of(node.args[1]) or ()) == 2
+        return node.target in BUILDERS or node.target in BROADCASTING or is_pointwise(node.target) or _joins(node)
 
     def _note(self, node: fx.Node, rule: str, note: str) -> None:
         value = node.meta.get("val")
@@ -392,11 +441,14 @@ class Rewriter:
 
     def _unsupported_error(self) -> UnsupportedOpError:
         lines = [f"  {op_name(n.target)} at '{module_path(n)}' {why}" for n, why in dict(self.unsupported).items()]
-        full = any("batch" in why for _, why in self.unsupported)
         remedy = (
-            "Use covariance='diagonal' for models that move or mix the batch."
-            if full
+            "covariance='diagonal' has no such limit."
+            if any(why != "has no rule" for _, why in self.unsupported)
             else "Register a rule with @propagauss.rule(torch.ops....) (see the how-to on custom rules), or leave the "
             "parameters before these ops out of the posterior."
         )
         return UnsupportedOpError("cannot streamline this model:\n" + "\n".join(lines) + "\n" + remedy)
+
+
+def _joins(node: fx.Node) -> bool:
+    return node.target in (aten.cat.default, aten.stack.default)

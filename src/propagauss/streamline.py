@@ -54,6 +54,11 @@ def streamline(
             raise InputError(f"{name} is {getattr(options, name)!r}; it must be one of {', '.join(map(repr, allowed))}")
     if not isinstance(model, nn.Module):
         raise InputError(f"streamline needs an nn.Module, got {type(model).__name__}")
+    if posterior is not None and not isinstance(posterior, Posterior):
+        raise InputError(
+            f"the posterior is a {type(posterior).__name__}: give a DiagonalPosterior, KroneckerPosterior or "
+            "FullPosterior"
+        )
     if posterior is not None:
         posterior = posterior.bind({name: p.detach() for name, p in model.named_parameters()})
     traced = trace(model, example, output)

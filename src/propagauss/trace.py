@@ -79,11 +79,13 @@ def trace(model: nn.Module, example: Any, output: str | None = None) -> Traced:
     uncertain = [isinstance(leaf, Gaussian) for leaf in leaves]
     plain = [leaf.mean if isinstance(leaf, Gaussian) else leaf for leaf in leaves]
     batch = _batch_size(plain)
+    _check_dtypes(model, plain)
     widened = [_widen(x) if batch == 1 and _is_batched(x, 1) else x for x in plain]
     program, symbols = _export(model, widened, spec, max(batch, 2), fallback=plain)
     program = _tidied(_functional(program))
     _refuse_training(program)
     recognise(program.graph)
+    _check_integers(program.graph)
 
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     canonical = {id(p): name for name, p in model.named_parameters()}
@@ -310,6 +312,15 @@ _TRAINING_FLAG = {
 }
 
 
+_TRAINING_OPS = {
+    "aten::_native_batch_norm_legit",
+    "aten::_native_batch_norm_legit_functional",
+    "aten::native_dropout",
+    "aten::rrelu_with_noise",
+}
+_NO_STATISTICS = {aten._native_batch_norm_legit.no_stats}
+
+
 def _refuse_training(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):
@@ -319,7 +330,12 @@ def _refuse_training(program: ExportedProgram) -> None:
         active = at is not None and len(node.args) > at and bool(node.args[at])
         if "dropout" in name and active:
             active = node.args[1] > 0
-        if active or name in ("aten::_native_batch_norm_legit", "aten::native_dropout", "aten::rrelu_with_noise"):
+        if ("batch_norm" in name and active and node.args[3] is None) or node.target in _NO_STATISTICS:
+            raise InputError(
+                f"{op_name(node.target)} at '{module_path(node)}' has no running statistics and normalises by those of "
+                "the batch, so its samples are not independent: train with track_running_stats=True"
+            )
+        if active or name in _TRAINING_OPS:
             raise InputError(
                 f"{op_name(node.target)} at '{module_path(node)}' is in training mode, where the output is random or "
                 "changes the model: call model.eval() first"
@@ -333,6 +349,28 @@ def _batch_size(leaves: list[Any]) -> int:
     if 0 in sizes:
         raise InputError("the example is empty: give at least one sample")
     return sizes[0]
+
+
+def _check_dtypes(model: nn.Module, leaves: list[Any]) -> None:
+    """Tracing does not notice when the input and the weights have different precisions."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and len(kinds) == 1 and leaf.dtype not in kinds:
+            raise InputError(
+                f"input {i} of the example is {leaf.dtype}, the model {kinds.pop()}: convert one with .to()"
+            )
+
+
+def _check_integers(graph: fx.Graph) -> None:
+    """Tracing does not notice either when integers go where weights are multiplied."""
+    for node in graph.nodes:
+        if node.target in (aten.linear.default, aten.addmm.default, aten.conv2d.default):
+            x: Any = node.args[1] if node.target == aten.addmm.default else node.args[0]
+            if not x.meta["val"].is_floating_point():
+                raise InputError(
+                    f"the example is {x.meta['val'].dtype} where {op_name(node.target)} at '{module_path(node)}' "
+                    "multiplies it with weights: convert it to the dtype of the model"
+                )
 
 
 def _is_batched(leaf: Any, batch: int) -> bool:

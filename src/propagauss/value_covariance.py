@@ -1,8 +1,8 @@
 """`attention="covariance"`: the covariance of values within a head, kept up to the output projection.
 
 A value `v_t = W_V h_t + b` of a token with variances `s_t = Var[h_t]` has `Cov(v_t) = F diag(s_t) Fᵀ + diag(d_t)`
-within a head, `F` the rows of `W_V` that make up the head and `d_t` what random weights add. Attention mixes tokens with
-fixed weights `P`, so head `j` of token `i` gets `F diag(Σ_t P_it² s_t) Fᵀ + diag(Σ_t P_it² d_t)`, and the output
+within a head, `F` the rows of `W_V` that make up the head and `d_t` what random weights add. Attention mixes tokens
+with fixed weights `P`, so head `j` of token `i` gets `F diag(Σ_t P_it² s_t) Fᵀ + diag(Σ_t P_it² d_t)`, and the output
 projection
 
     Var[y_i] = Σ_j (W_O^j F^j)² (P_j² s)_i + (W_O^j)² (P_j² d)_i     (heads independent, as in the paper)

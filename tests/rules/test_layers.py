@@ -54,6 +54,10 @@ def class_token(layer: Own, x: Tensor) -> Tensor:
     return torch.cat([layer.token.expand(x.shape[0], -1, -1), x], 1)
 
 
+def einsum(layer: Own, x: Tensor) -> Tensor:
+    return torch.einsum("bd,kd->bk", x, layer.weight)
+
+
 def tied(dim: int) -> nn.Module:
     layer = nn.Linear(dim, dim)
     return nn.Sequential(layer, layer)
@@ -79,6 +83,8 @@ class Layer:
         linear: a linear layer, so that the paper's sums apply: "row" or "column" for how the weight is stored.
         lone: the parameters are used outside a linear layer.
         vocabulary: the inputs are indices below this number.
+        apart: the parameters count as independent of one another, whatever the posterior says.
+        refused: the full structure has no rule for the parameter together with an uncertain input.
     """
 
     name: str
@@ -89,6 +95,8 @@ class Layer:
     linear: str | None = None
     lone: bool = False
     vocabulary: int | None = None
+    apart: bool = False
+    refused: bool = False
 
 
 LAYERS = [
@@ -113,15 +121,15 @@ LAYERS = [
     Layer("offset", lambda: Own(lambda s, x: x + s.offset, offset=(3,)), lone=True),
     Layer("minus offset", lambda: Own(lambda s, x: s.offset - x, offset=(3,)), (2, 3), lone=True),
     Layer("divided by one number", lambda: Own(lambda s, x: x / s.scale, scale=(1,)), exact=False, lone=True),
-    Layer("batch norm", lambda: batch_norm(3), lone=True),
-    Layer("batch norm on positions", lambda: batch_norm(3), (3, 2), lone=True),
+    Layer("batch norm", lambda: batch_norm(3), lone=True, apart=True),
+    Layer("batch norm on positions", lambda: batch_norm(3), (3, 2), lone=True, apart=True),
     Layer("PReLU", lambda: nn.PReLU(1), exact=False, lone=True),
     Layer("PReLU per channel", lambda: nn.PReLU(3), (3, 2), exact=False, lone=True),
     Layer("embedding", lambda: nn.Embedding(4, 2), lone=True, vocabulary=4),
     Layer("class token", lambda: Own(class_token, token=(1, 1, 2)), (2, 2), lone=True),
-    Layer("vector weight", lambda: Own(lambda s, x: x @ s.weight, weight=(3,)), lone=True),
-    Layer("W @ x", lambda: Own(lambda s, x: s.weight @ x, weight=(2, 3)), (3, 2), lone=True),
-    Layer("einsum", lambda: Own(lambda s, x: torch.einsum("bd,kd->bk", x, s.weight), weight=(2, 3)), lone=True),
+    Layer("vector weight", lambda: Own(lambda s, x: x @ s.weight, weight=(3,)), lone=True, refused=True),
+    Layer("W @ x", lambda: Own(lambda s, x: s.weight @ x, weight=(2, 3)), (3, 2), lone=True, refused=True),
+    Layer("einsum", lambda: Own(einsum, weight=(2, 3)), lone=True, refused=True),
 ]  # fmt: skip
 BY_NAME = {layer.name: layer for layer in LAYERS}
 
@@ -146,6 +154,8 @@ def _combinations() -> list:
             for structure in ("diagonal", "full"):
                 # a lone parameter behaves alike in every posterior, so the second one gets only the richer input
                 both = (True,) if layer.lone and kind == "diagonal" else (False, True)
+                if layer.refused and structure == "full":
+                    both = (False,)
                 for uncertain in (False,) if layer.vocabulary else both:
                     tag = f"{layer.name}-{kind}-{structure}-{'gaussian' if uncertain else 'fixed'} input"
                     found.append(pytest.param(layer.name, kind, structure, uncertain, id=tag))
@@ -156,6 +166,7 @@ COMBINATIONS = _combinations()
 EXACT = [p for p in COMBINATIONS if BY_NAME[p.values[0]].exact]
 DIFFERENTIABLE = [p for p in COMBINATIONS if BY_NAME[p.values[0]].vocabulary is None]
 # scaling a posterior to nothing is the posterior's work: all structures on one layer, one structure on all layers
+REFUSED = [layer.name for layer in LAYERS if layer.refused]
 VANISHING = [p for p in COMBINATIONS if p.values[0] == "linear" or (p.values[1] == "full" and p.values[3])]
 LITERAL = [p for p in COMBINATIONS if BY_NAME[p.values[0]].linear]
 # exporting and compiling take most of the time: every structure on a linear layer, and a few layers unlike it
@@ -218,6 +229,10 @@ def setup(name: str, kind: str, structure: str, uncertain: bool) -> Setup:
     posterior, joint = make_posterior(kind, random, scale=0.5 if layer.exact else 0.2)
     if layer.lone and structure == "diagonal":
         joint = joint.diagonal().diag()
+    if layer.apart:
+        sizes = [p.numel() for p in random.values()]
+        own = torch.block_diag(*[torch.ones(n, n, dtype=torch.float64) for n in sizes])
+        joint = joint * own
     x = make_input(layer, structure, uncertain)
     net = pg.streamline(module, posterior, x, covariance=structure)
     return Setup(layer, module, random, posterior, joint, x, net, structure)
@@ -497,3 +512,9 @@ def test_column_flattened_factors_are_the_same_layer(damping: str) -> None:
     # column by column: index (input, output) of the dense covariance of A⊗B
     dense = kronecker_covariance((right, left), 0.7, damping).reshape(3, 2, 3, 2)
     torch.testing.assert_close(nets[1](x).covariance, torch.einsum("bi,ikjl,bj->bkl", x, dense, x))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_full_structure_refuses_what_it_has_no_rule_for(name: str) -> None:
+    with pytest.raises(pg.UnsupportedOpError, match="covariance='diagonal'"):
+        setup(name, "full", "full", True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from propagauss.calibration import BOUNDS
 from propagauss.experiments.methods import OURS, Result, best, is_tied
 from propagauss.experiments.regression import Band
 
@@ -15,7 +16,7 @@ def _of(results: Sequence[Result], method: str, fitted: bool = True) -> list[Res
 
 
 def verdict(results: Sequence[Result]) -> list[str]:
-    """Who is best, and how ours does against each of the others, each at its best."""
+    """Who is best, and how ours does against each of the others, each at its best on the test part."""
     winner = best(results)
     lines = [f"The least NLPD is that of {describe(winner)}: {winner.nlpd:.3f}."]
     ours = best(_of(results, OURS))
@@ -62,8 +63,8 @@ def times(results: Sequence[Result], seconds: float, batch: int) -> str:
         parts.append(f"{method} {min(medians):.1f} to {max(medians):,.0f} times")
     return (
         f"A plain forward pass of {batch} inputs takes {1e6 * seconds:.0f} µs, in a network this small mostly the "
-        f"overhead of calling operations. Relative to it: {', '.join(parts)}. This counts the prediction only: weights were "
-        "drawn, and posteriors and scales fitted, beforehand."
+        f"overhead of calling operations. Relative to it: {', '.join(parts)}. This counts the prediction only: "
+        "weights were drawn, and posteriors and scales fitted, beforehand."
     )
 
 
@@ -77,6 +78,13 @@ def spreads(bands: Sequence[Band]) -> list[str]:
             f"{_capital(posterior)} posterior as it is: the mean width of the inner band is {parts} times that of "
             "sampling from the same posterior."
         )
+        ends = [b.method for b in bands if b.posterior == posterior and b.fitted and (b.scale or 1) < 2 * BOUNDS[0]]
+        if ends:
+            lines.append(
+                f"{_capital(posterior)} posterior, fitted: on the validation part {' and '.join(ends)} did best with "
+                "no uncertainty about the weights at all (the scale is at the end of its range), which says nothing "
+                "about the gap and the outside."
+            )
     return lines
 
 

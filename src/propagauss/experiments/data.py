@@ -9,7 +9,6 @@ import torch
 from sklearn.datasets import load_diabetes, load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
 Pair = tuple[Tensor, Tensor]
 
@@ -23,11 +22,11 @@ class Split:
     test: Pair
 
     @property
-    def train_loader(self) -> DataLoader:
+    def train_loader(self) -> list[Pair]:
         return _loader(self.train)
 
     @property
-    def validation_loader(self) -> DataLoader:
+    def validation_loader(self) -> list[Pair]:
         return _loader(self.validation)
 
     @property
@@ -81,5 +80,6 @@ def _standardise(x: np.ndarray, y: np.ndarray, parts: tuple[np.ndarray, ...], cl
     )
 
 
-def _loader(pair: Pair) -> DataLoader:
-    return DataLoader(TensorDataset(*pair), batch_size=256)
+def _loader(pair: Pair) -> list[Pair]:
+    """Batches; a `DataLoader` would only add draws from the global random numbers."""
+    return list(zip(*(part.split(256) for part in pair), strict=True))

@@ -27,6 +27,8 @@ PICTURE: tuple[Structure, ...] = ("diagonal", "kronecker")  # posteriors of the 
 # Light weight decay, as most classifiers are trained; the marginal likelihood, which sets the prior of the regressions
 # (few and noisy points), would leave the classifier less sure than it is right, with nothing for a posterior to mend.
 DIGITS_PRIOR = 0.1
+STEPS = 2 * (2 + 4 * len(STRUCTURES)) + 2  # for each study, then timing and picture
+BAR = "{desc:<32} {bar} {n}/{total}"
 _Step = Callable[[str], None]
 _Likelihood = Literal["classification", "regression"]
 
@@ -95,14 +97,14 @@ def run(out: Path, seed: int = 0, quick: bool = False) -> Path:
     settings = Settings.of(seed, quick)
     with (
         _one_thread(),
-        tqdm(desc="demo", total=_steps(), disable=None, bar_format="{desc:<40} {bar} {n}/{total}") as bar,
+        tqdm(desc="demo", total=STEPS, disable=None, leave=False, bar_format=BAR) as bar,
     ):
 
         def step(what: str) -> None:
             bar.set_description_str(what)
             bar.update()
 
-        demo = _compute(settings, step)
+        demo = compute(settings, step)
     for title, study, columns in (
         ("digits", demo.digits, tables.CLASSIFICATION),
         ("diabetes", demo.diabetes, tables.REGRESSION),
@@ -113,7 +115,8 @@ def run(out: Path, seed: int = 0, quick: bool = False) -> Path:
     return write(demo, out)
 
 
-def _compute(settings: Settings, step: _Step) -> Demo:
+def compute(settings: Settings, step: _Step) -> Demo:
+    """Train, fit, compare; `step` is told what comes next."""
     start = time.perf_counter()
     digits = _study(data.digits(settings.seed), settings.digits_hidden, "classification", settings, step)
     step("time per prediction")
@@ -175,11 +178,6 @@ def _trained(split: data.Split, hidden: tuple[int, ...], likelihood: _Likelihood
 def _sizes(split: data.Split, hidden: tuple[int, ...], likelihood: _Likelihood) -> tuple[int, ...]:
     x, y = split.train
     return (x.shape[1], *hidden, int(y.max()) + 1 if likelihood == "classification" else y.shape[1])
-
-
-def _steps() -> int:
-    per_study = 1 + len(STRUCTURES) + 1 + 3 * len(STRUCTURES)
-    return 2 * per_study + 2
 
 
 @contextmanager

@@ -147,7 +147,11 @@ def cost(results: Sequence[Result]) -> str:
         axes.set(xscale="log", xlabel="time relative to a plain forward pass", ylabel="NLPD on test points")
         axes.grid()
         handles = [axes.plot([], [], "s", color=c, label=m)[0] for m, c in COLOURS.items()]
-        handles += [axes.plot([], [], m, color=_INK, alpha=0.6, label=p)[0] for p, m in MARKERS.items() if p]
+        handles += [
+            axes.plot([], [], m, color=_INK, alpha=0.6, label=p.replace("kronecker", "Kronecker"))[0]
+            for p, m in MARKERS.items()
+            if p
+        ]
         axes.legend(handles=handles, ncols=2, loc="upper right", columnspacing=1.0, handletextpad=0.3)
         return svg()
 

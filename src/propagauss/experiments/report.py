@@ -81,7 +81,8 @@ def _head(demo: Demo) -> str:
         "got the same treatment: what it has to fit was fitted on the validation part, and all scores below are from "
         f"the test part.</p>{quick}"
         f'<p class="soft">Method names: <em>{OURS}</em> is propagauss; <em>sampling</em> averages over '
-        f"{demo.settings.samples} draws of the weights; <em>GLM</em> linearises the network in its weights.</p>"
+        f"{demo.settings.samples} draws of the weights; <em>GLM</em> linearises the network in its weights. Where the "
+        "best variants of two methods are compared, each is the best on the test part. ± is one standard error.</p>"
     )
 
 
@@ -101,8 +102,8 @@ def _digits(demo: Demo) -> str:
         + _figure(
             plots.reliability(chosen, labels),
             f"Reliability, {plots.BINS} bins (Kronecker posterior, scale fitted, mean-field link). Calibrated "
-            "predictions lie on the diagonal, up to chance: the grey bars are two standard errors for a bin of that size. Below: "
-            "share of predictions by confidence, on a logarithmic scale.",
+            "predictions lie on the diagonal, up to chance: the grey bars are two standard errors for a bin of that "
+            "size. Below: share of predictions by confidence, on a logarithmic scale.",
         )
         + '<div class="pair">'
         + _figure(
@@ -141,8 +142,9 @@ def _picture(demo: Demo) -> str:
         + _figure(
             plots.bands(demo.bands, demo.grid, demo.picture.train, demo.picture.test),
             "Mean and two standard deviations, of the latent function (dark) and with the noise (light); body mass "
-            "index against progress of diabetes, both standardised. As it is: scale 1 and the noise of largest marginal "
-            "likelihood. Fitted: scale and noise from the validation part, which has no points in the gap either.",
+            "index against progress of diabetes, both standardised. As it is: scale 1 and the noise of largest "
+            "marginal likelihood. Fitted: scale and noise from the validation part, which has no points in "
+            "the gap either.",
         )
     )
 

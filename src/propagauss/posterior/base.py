@@ -9,8 +9,8 @@ from __future__ import annotations
 import abc
 import fnmatch
 import json
+import math
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -39,6 +39,10 @@ class Noise(nn.Module):
         Input variances `v` add `v @ weight_variance.T`, whatever the structure.
         """
         raise NotImplementedError
+
+    def for_random_input(self) -> Noise:
+        """The same noise, with what covariances of random inputs need precomputed."""
+        return self
 
     def weight_variance(self) -> Tensor | None:
         """Marginal variances of the weight, `[out, in]`; None if the weight is deterministic."""
@@ -100,9 +104,14 @@ class Posterior(abc.ABC):
     @abc.abstractmethod
     def _keep(self, names: tuple[str, ...]) -> Self: ...
 
-    @abc.abstractmethod
     def scale(self, factor: float) -> Self:
         """Covariance multiplied by `factor`."""
+        if not (math.isfinite(factor) and factor >= 0):
+            raise PosteriorError(f"the factor of a covariance is {factor}; it must be finite and not negative")
+        return self._scaled(factor)
+
+    @abc.abstractmethod
+    def _scaled(self, factor: float) -> Self: ...
 
     @abc.abstractmethod
     def to(self, *args: Any, **kwargs: Any) -> Self:
@@ -176,13 +185,17 @@ class Posterior(abc.ABC):
         meta = meta | {"details": self.details, "shapes": {k: list(v) for k, v in (self.shapes or {}).items()}}
         header = {"format": FORMAT, "version": str(VERSION), "kind": self.kind, "meta": json.dumps(meta)}
         target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(handle)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, metadata=header)
+            save_file(
+                {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}, temporary, metadata=header
+            )
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)  # safetensors makes files private
             os.replace(temporary, target)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
     def __repr__(self) -> str:
@@ -199,18 +212,19 @@ def load_posterior(path: str | os.PathLike[str], device: str | torch.device = "c
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
     except FileNotFoundError:
         raise PosteriorError(f"no such file: {os.fspath(path)}") from None
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise PosteriorError(f"{os.fspath(path)} is not a readable safetensors file: {error}") from error
     if header.get("format") != FORMAT or header.get("kind") not in KINDS:
         raise PosteriorError(f"{os.fspath(path)} is a safetensors file, but not a posterior saved by propagauss")
-    if int(header["version"]) > VERSION:
-        raise PosteriorError(
-            f"{os.fspath(path)} was written by a newer propagauss (format {header['version']}): upgrade"
-        )
-    meta = json.loads(header["meta"])
-    posterior = KINDS[header["kind"]]._from_state(tensors, meta)
-    posterior.details = dict(meta["details"])
-    posterior.shapes = {k: torch.Size(v) for k, v in meta["shapes"].items()} or None
+    try:
+        if int(header["version"]) > VERSION:
+            raise PosteriorError(f"it was written by a newer propagauss (format {header['version']}): upgrade")
+        meta = json.loads(header["meta"])
+        posterior = KINDS[header["kind"]]._from_state(tensors, meta)
+        posterior.details = dict(meta["details"])
+        posterior.shapes = {k: torch.Size(v) for k, v in meta["shapes"].items()} or None
+    except (KeyError, TypeError, ValueError) as error:  # ours is a ValueError, too
+        raise PosteriorError(f"{os.fspath(path)} does not hold a valid posterior: {error}") from error
     return posterior
 
 

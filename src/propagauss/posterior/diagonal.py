@@ -61,7 +61,7 @@ class DiagonalPosterior(Posterior):
     def to_dense(self) -> Tensor:
         return torch.diag(torch.cat([v.flatten() for v in self._variances.values()]))
 
-    def scale(self, factor: float) -> Self:
+    def _scaled(self, factor: float) -> Self:
         return self._with({n: v * factor for n, v in self._variances.items()})
 
     def to(self, *args: Any, **kwargs: Any) -> Self:

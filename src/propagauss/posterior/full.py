@@ -44,6 +44,7 @@ class FullPosterior(Posterior):
 
     def _fill(self, order: tuple[str, ...], kept: tuple[str, ...], matrix: Tensor, shapes: Any) -> None:
         self._order, self._kept, self._matrix, self.shapes = order, kept, matrix, shapes
+        self._root: Tensor | None = None  # of the covariance, kept between samples
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,7 +76,9 @@ class FullPosterior(Posterior):
         return FullNoise(ww, wb, None if bias is None else self.covariance(bias))
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        root = symmetric_root(self.to_dense())
+        if self._root is None:
+            self._root = symmetric_root(self.to_dense())
+        root = self._root
         white = torch.randn((count, root.shape[0]), generator=generator, dtype=self.dtype, device=root.device)
         parts = (white @ root.mT).split([self.shape(n).numel() for n in self.names], dim=1)
         return {n: p.reshape(count, *self.shape(n)) for n, p in zip(self.names, parts, strict=True)}
@@ -92,7 +95,7 @@ class FullPosterior(Posterior):
         )
         return self._matrix[index][:, index]
 
-    def scale(self, factor: float) -> Self:
+    def _scaled(self, factor: float) -> Self:
         return self._with(matrix=self._matrix * factor)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:

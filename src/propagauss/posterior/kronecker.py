@@ -66,6 +66,8 @@ class KroneckerPosterior(Posterior):
         self.shapes: dict[str, torch.Size] | None = None
         self.details: dict[str, float] = {}
         for name, matrices in factors.items():
+            if isinstance(prior_precision, Mapping) and name not in prior_precision:
+                raise PosteriorError(f"prior_precision has no entry for '{name}'")
             precision = prior_precision[name] if isinstance(prior_precision, Mapping) else prior_precision
             ordered = tuple(matrices)[::-1] if flatten == "column" else tuple(matrices)
             self._factors[name] = _decompose(name, ordered, float(precision), damping)
@@ -100,6 +102,8 @@ class KroneckerPosterior(Posterior):
 
     def noise(self, weight: str | None, bias: str | None, transposed: bool = False) -> Noise:
         w = None if weight is None else self._factors[weight]
+        if w is not None and w.right is None:
+            raise PosteriorError(f"'{weight}' is the weight of a linear layer and needs two factors (B, A), it has one")
         if w is not None and transposed:
             assert w.right is not None
             w = Eigenfactors(w.right, w.left, w.variance.mT)
@@ -127,7 +131,7 @@ class KroneckerPosterior(Posterior):
     def to_dense(self) -> Tensor:
         return torch.block_diag(*[self.covariance(n) for n in self.names])
 
-    def scale(self, factor: float) -> Self:
+    def _scaled(self, factor: float) -> Self:
         return self._with({n: replace(f, variance=f.variance * factor) for n, f in self._factors.items()})
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
@@ -208,10 +212,15 @@ class KroneckerNoise(Noise):
         self.register_buffer("right", right.mT.to(dtype).contiguous())
         self.register_buffer("left", (left.mT @ q_b.square().mT).to(dtype))
         self.register_buffer("patterns", patterns.flatten(1).to(dtype))
-        affordable = right.shape[0] * q_a.shape[0] ** 2 <= _MOST_PROBES
-        probes = torch.einsum("iq,rq,jq->rij", q_a, right, q_a).flatten(1).to(dtype) if affordable else None
-        self.register_buffer("probes", probes)
+        self.register_buffer("probes", None)
         self.register_buffer("marginal", (q_b.square() @ weight.variance.double() @ q_a.square().mT).to(dtype))
+
+    def for_random_input(self) -> Noise:
+        if self.has_weight and self.right.shape[1] * self.rotation.shape[0] ** 2 <= _MOST_PROBES:
+            q_a, right = self.rotation.double(), self.right.double()
+            probes = torch.einsum("iq,qr,jq->rij", q_a, right, q_a).flatten(1)
+            self.probes = probes.to(self.rotation.dtype)
+        return self
 
     def weight_variance(self) -> Tensor | None:
         return self.marginal if self.has_weight else None
@@ -231,17 +240,24 @@ class KroneckerNoise(Noise):
         s = rotated * (rotated if left is right else right @ self.rotation)
         coefficients = s @ self.right  # [..., r]
         if c is not None:
-            coefficients = coefficients + self._probe(c)
+            coefficients = coefficients + probe(c, self.probes, self.rotation, self.right)
         out = self.left.shape[1]
         if self.bias is not None and coefficients.dim() == 2:  # the common case, as one accumulating product
             return torch.addmm(self.bias.view(-1), coefficients, self.patterns).view(-1, out, out)
         noise = (coefficients @ self.patterns).unflatten(-1, (out, out))
         return noise if self.bias is None else noise + self.bias
 
-    def _probe(self, c: Tensor) -> Tensor:
-        if self.probes is not None:
-            return F.linear(c.flatten(-2), self.probes)
-        return ((c @ self.rotation) * self.rotation).sum(-2) @ self.right
+    def constants(self) -> tuple[Tensor | None, ...]:
+        """What `covariance` computes with, for a rule that does so in a single function."""
+        flat_bias = None if self.bias is None else self.bias.flatten()
+        return self.rotation, self.right, self.patterns, flat_bias, self.probes
+
+
+def probe(c: Tensor, probes: Tensor | None, rotation: Tensor, right: Tensor) -> Tensor:
+    """`Σ_q R_kq (Q_Aᵀ c Q_A)_qq`: `[..., in, in] -> [..., r]`; by rotation where the layer is too wide for probes."""
+    if probes is not None:
+        return F.linear(c.flatten(-2), probes)
+    return ((c @ rotation) * rotation).sum(-2) @ right
 
 
 _MOST_PROBES = 2**25  # entries of the precomputed probes (128 MiB in single precision); wider layers rotate instead

@@ -96,11 +96,12 @@ def delta(function: Callable[..., Tensor], *args: Any) -> Gaussian:
     for i, arg in enumerate(args):
         if isinstance(arg, Gaussian):
             wide = arg.expanded(mean.shape)
+            at = wide.mean.contiguous()  # forward-mode differentiation refuses overlapping memory
 
             def partial(t: Tensor, i: int = i) -> Tensor:
                 return function(*values[:i], t, *values[i + 1 :])
 
-            slope = torch.func.jvp(partial, (wide.mean,), (torch.ones_like(wide.mean),))[1]
+            slope = torch.func.jvp(partial, (at,), (torch.ones_like(at),))[1]
             parts.append(wide.scaled(mean, slope))
     return independent_sum(mean, parts)
 

@@ -180,7 +180,8 @@ class FullConvolution(nn.Module):
         size = out * patches.shape[1]
         joint = split.permute(0, 2, 1, 3, 5, 4, 6).reshape(batch, size, size)
         if isinstance(x, Gaussian):
-            joint = joint + x.mapped(mean, lambda t: convolve(t, self.weight, None, self.settings)).covariance
+            carried = x.mapped(mean, lambda t: convolve(t, self.weight, None, self.settings))
+            joint = joint + carried.covariance.reshape(joint.shape)
         return Gaussian.full(mean, joint)
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from propagauss.gaussian import Gaussian
 from propagauss.posterior.base import Noise
 from propagauss.posterior.diagonal import DiagonalNoise
+from propagauss.posterior.kronecker import KroneckerNoise, probe
 from propagauss.rules.registry import Built, Site, builder, rule
 
 aten = torch.ops.aten
@@ -109,6 +110,32 @@ class FullLinear(nn.Module):
         return carried if noise is None else carried + noise
 
 
+def kronecker_layer(
+    x: Gaussian | Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    rotation: Tensor,
+    right: Tensor,
+    patterns: Tensor,
+    bias_noise: Tensor | None,
+    probes: Tensor | None,
+) -> Gaussian:
+    """`FullLinear` with a `KroneckerNoise` (see there for the formula), for one position per sample, in few calls."""
+    m = x if isinstance(x, Tensor) else x.mean
+    mean = F.linear(m, weight, bias)
+    rows = m if m.dim() == 2 else m.reshape(-1, m.shape[-1])
+    coefficients = (rows @ rotation).square() @ right
+    c = None if isinstance(x, Tensor) else x.covariance
+    if c is not None:
+        coefficients = coefficients + probe(c, probes, rotation, right)
+    out = weight.shape[0]
+    noise = coefficients @ patterns if bias_noise is None else torch.addmm(bias_noise, coefficients, patterns)
+    noise = noise.view(-1, out, out)
+    if c is not None:
+        noise = torch.baddbmm(noise, weight.expand(c.shape[0], -1, -1), F.linear(c, weight))
+    return Gaussian.full(mean, noise)
+
+
 def second_moment(weight: Tensor, noise: Noise | None) -> Tensor:
     """`E[W²]`, entry by entry."""
     spread = None if noise is None else noise.weight_variance()
@@ -158,6 +185,10 @@ def linear_layer(site: Site, x: Any, weight: Any, bias: Any, flipped: bool) -> B
     offset = None if b is None else b.tensor.clone()
     note = _describe(*names, site.is_random(x))
     if site.options.full:
+        if noise is not None and site.is_random(x):
+            noise = noise.for_random_input()
+        if isinstance(noise, KroneckerNoise) and noise.has_weight and site.positions(x) == 1:
+            return Built(kronecker_layer, (x, matrix, offset, *noise.constants()), note)
         return Built(FullLinear(matrix, offset, noise, site.positions(x)), (x,), note)
     if noise is None:
         return Built(linear_fixed_weight, (x, matrix, offset, matrix.square()), note)

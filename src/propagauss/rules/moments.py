@@ -19,16 +19,22 @@ Moments = Callable[..., tuple[Tensor, Tensor, Tensor]]
 def quadrature(
     g: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, nodes: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`E[f] = Σ_k w_k f(m + √v z_k)`; `E[g'] = E[z g] / √v` (Stein). Good for smooth `g`, some 1e-2 at kinks."""
+    """`E[f] = Σ_k w_k f(m + √v z_k)`; `E[g'] = E[z g] / √v` (Stein). Good for smooth `g`, some 1e-2 at kinks.
+
+    Below a floor, where the nodes would collapse onto the mean, moments are extrapolated linearly in `v`.
+    """
     lift = (slice(None), *[None] * m.dim())
     z, w = nodes[lift], weights[lift]
-    s = _root(v)
+    floor = torch.finfo(m.dtype).eps * (1 + m.detach().square())
+    wide = v.maximum(floor)
+    ratio, s = v / wide, wide.sqrt()
     values = g(m + s * z)  # [K, *m.shape]
+    centre = g(m)
     mean = (w * values).sum(0)
-    centred = values - mean
-    variance = (w * centred.square()).sum(0)
-    slope = (w * z * centred).sum(0) / s
-    return mean, variance, slope
+    deviation = values - mean
+    variance = (w * deviation.square()).sum(0)
+    slope = (w * z * deviation).sum(0) / s
+    return centre + ratio * (mean - centre), ratio * variance, slope
 
 
 def relu(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,7 +43,7 @@ def relu(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     The variance is written so that no large terms cancel when the mean is far from the kink.
     """
     s = _root(v)
-    alpha = m / s
+    alpha = (m / s).clamp(-1e3, 1e3)  # far beyond where all terms are 0 or 1; squares must not overflow
     cdf, tail, pdf = torch.special.ndtr(alpha), torch.special.ndtr(-alpha), _pdf(alpha)
     ratio = cdf + alpha * alpha * cdf * tail + alpha * pdf * (tail - cdf) - pdf * pdf
     return m * cdf + s * pdf, v * ratio.clamp(min=0), cdf
@@ -51,16 +57,15 @@ def leaky_relu(m: Tensor, v: Tensor, negative_slope: float = 0.01) -> tuple[Tens
 
 
 def clip(m: Tensor, v: Tensor, min_val: float = -1, max_val: float = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Moments about the middle of the interval: the mass below, inside and above it."""
-    s = _root(v)
-    half, offset = (max_val - min_val) / 2, m - (max_val + min_val) / 2
-    a, b = (min_val - m) / s, (max_val - m) / s
-    below, above, inside = torch.special.ndtr(a), torch.special.ndtr(-b), torch.special.ndtr(b) - torch.special.ndtr(a)
-    first = _pdf(a) - _pdf(b)
-    centre = half * (above - below) + offset * inside + s * first
-    moment = inside + a * _pdf(a) - b * _pdf(b)
-    second = half * half * (above + below) + offset * offset * inside + 2 * offset * s * first + v * moment
-    return centre + (max_val + min_val) / 2, (second - centre * centre).clamp(min=0), inside
+    """`g = l + r(x - l) - r(x - u)`, `r` the ReLU: `Var = Var[r(x - l)] - Var[r(x - u)] - 2 E[r(x - u)] E[u - g]`.
+
+    `E[u - g] = E[r(u - x)] - E[r(l - x)]`: every term is small where it should be, so that nothing large cancels.
+    """
+    low, low_variance, low_cdf = relu(m - min_val, v)
+    high, high_variance, high_cdf = relu(m - max_val, v)
+    short = relu(max_val - m, v)[0] - relu(min_val - m, v)[0]
+    variance = (low_variance - high_variance - 2 * high * short).clamp(min=0)
+    return torch.where(m > max_val, max_val - short, min_val + low - high), variance, low_cdf - high_cdf
 
 
 def absolute(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -47,7 +47,7 @@ def normalise_channels(
     return y if bias is None else add(y, _per_channel(bias, dims))
 
 
-@rule(aten.batch_norm.default, note="fixed statistics: exact")
+@rule(aten.batch_norm.default, note="fixed statistics: exact (a random scale and shift count as independent)")
 def batch_norm(
     x: Any,
     weight: Affine,
@@ -62,7 +62,10 @@ def batch_norm(
     return normalise_channels(x, weight, bias, mean, variance, eps)
 
 
-@rule(aten._native_batch_norm_legit_no_training.default, note="fixed statistics: exact")
+@rule(
+    aten._native_batch_norm_legit_no_training.default,
+    note="fixed statistics: exact (a random scale and shift count as independent)",
+)
 def native_batch_norm(
     x: Any, weight: Affine, bias: Affine, mean: Tensor, variance: Tensor, momentum: float, eps: float
 ) -> tuple[Gaussian, Tensor, Tensor]:

@@ -33,6 +33,8 @@ MOVES = [
     aten.permute.default,
     aten.transpose.int,
     aten.t.default,
+    aten.numpy_T.default,
+    aten.mT.default,
     aten.movedim.int,
     aten.movedim.intlist,
     aten.swapaxes.default,
