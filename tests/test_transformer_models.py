@@ -36,10 +36,8 @@ def assert_mean(g: pg.Gaussian, y: Tensor) -> None:
     torch.testing.assert_close(g.mean, y, rtol=1e-4, atol=1e-5)
 
 
-def selected(network: nn.Module, *patterns: str) -> pg.Posterior:
-    names = [n for n, _ in network.named_parameters() if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
-    assert names, "the pattern chooses nothing"
-    return posterior(network).select(names)
+def selected(network: nn.Module, pattern: str) -> pg.Posterior:
+    return posterior(network).select(pattern)
 
 
 # -- the compatibility table
@@ -166,20 +164,16 @@ def test_tied_embedding_is_random_in_both_places() -> None:
 SELECTIONS = [
     ("BERT", "*.layer.1.*.value.*", 2),
     ("BERT", "*.layer.1.*.query.*", 0),
-    ("BERT", "*.layer.1.output.dense.*", 2),
     ("BERT", "*LayerNorm*", 10),
     ("BERT", "bert.embeddings.*_embeddings.weight", 3),
     ("BERT", "classifier.*", 2),
     ("ViT", "*.layers.1.attention.[vo]_proj.*", 4),
-    ("ViT", "*.layers.1.mlp.*", 4),
     ("ViT", "vit.embeddings.*", 4),
-    ("ViT", "classifier.*", 2),
     ("GPT-2, classification", "transformer.h.1.attn.c_attn.*", 2),
     ("GPT-2, classification", "transformer.h.1.mlp.*", 4),
     ("Llama", "model.layers.1.mlp.*", 3),
     ("Llama", "*norm.weight", 5),
     ("nn.TransformerEncoder", "layers.1.self_attn.in_proj_*", 2),
-    ("nn.TransformerEncoder", "layers.1.linear?.*", 4),
 ]
 
 
@@ -199,22 +193,21 @@ def test_any_subset_of_the_parameters(name: str, pattern: str, effective: int) -
         assert net.plan.untouched > everything.plan.untouched
 
 
-@pytest.mark.parametrize("name", ["ViT", "BERT", "GPT-2, classification"])
-@pytest.mark.parametrize("attention", ["variance", "covariance"])
-def test_attention_with_and_without_covariance(name: str, attention: str) -> None:
+@pytest.mark.parametrize("name", ["ViT", "GPT-2, classification", "Llama, classification"])
+def test_attention_with_value_covariance(name: str) -> None:
     model = BY_NAME[name]
-    network, _ = make(model)
+    network, plain = make(model)
     x = model.example(1, LENGTH)
-    g = pg.streamline(network, posterior(network), x, attention=attention)(x)
+    g = pg.streamline(network, posterior(network), x, attention="covariance")(x)
     assert_mean(g, call(network, x))
-    assert (g.variance > 0).all()
+    assert (g.variance > 0).all() and g.variance.isfinite().all()
+    assert not torch.equal(g.variance, plain(x).variance)
 
 
 # -- fitted posteriors
 
 FITTED = [
     ("ViT", "*.layers.1.attention.v_proj.*"),
-    ("ViT", "classifier.*"),
     ("BERT", "bert.encoder.layer.1.*.dense.*"),
     ("GPT-2, classification", "score.weight"),
 ]
@@ -318,14 +311,9 @@ def test_minilm() -> None:
     network = transformers.AutoModel.from_pretrained(path).eval()
     assert len(network.encoder.layer) == 6
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    example = dict(tokenizer(["one sentence"], return_tensors="pt"))
-    posterior = small(network, "encoder.layer.5.*output.dense.*")
-    x = dict(
-        tokenizer(
-            ["a word", "two words"], padding="max_length", max_length=len(example["input_ids"][0]), return_tensors="pt"
-        )
-    )
-    net = pg.streamline(network, posterior, example, output="last_hidden_state")
+    x = dict(tokenizer(["A sentence with six words.", "One with fewer."], padding=True, return_tensors="pt"))
+    net = pg.streamline(network, small(network, "encoder.layer.5.[io]*.dense.*"), x, output="last_hidden_state")
+    assert len(net.plan.parameters) == 4  # the MLP
     with torch.no_grad():
         g, y = net(x), network(**x).last_hidden_state
     assert_mean(g, y)

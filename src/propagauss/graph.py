@@ -8,9 +8,20 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from propagauss.trace import op_name
-
 aten = torch.ops.aten
+
+
+def module_path(node: fx.Node) -> str:
+    """Dotted path of the module that ran the node; `(model)` for the outermost one."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = str(list(stack.values())[-1][0]) if stack else ""
+    return path.removeprefix("model").removeprefix(".") or "(model)"
+
+
+def op_name(target: Any) -> str:
+    """`aten.relu` for `torch.ops.aten.relu.default`, with the overload where it is not the default one."""
+    name = str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
+    return name.removesuffix(".default")
 
 
 def nodes_in(arg: Any) -> list[fx.Node]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import operator
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,18 @@ from torch.fx.node import map_arg
 from propagauss.demand import wanted
 from propagauss.errors import UnsupportedOpError
 from propagauss.fuse import Chains, is_affine, is_pointwise, region
-from propagauss.graph import depends, dtype_of, hint, is_assertion, is_float, is_transpose, nodes_in, shape_of
+from propagauss.graph import (
+    depends,
+    dtype_of,
+    hint,
+    is_assertion,
+    is_float,
+    is_transpose,
+    module_path,
+    nodes_in,
+    op_name,
+    shape_of,
+)
 from propagauss.mixing import mixes_samples
 from propagauss.network import Streamlined
 from propagauss.patterns import AT_MEAN
@@ -34,7 +44,8 @@ from propagauss.rules.wrapping import (
     mean_of,
     to_gaussian,
 )
-from propagauss.trace import Traced, module_path, op_name
+from propagauss.site import SiteOf
+from propagauss.trace import Traced
 
 aten = torch.ops.aten
 # ops whose rules broadcast an unbatched random parameter against samples themselves
@@ -43,49 +54,6 @@ BROADCASTING = {
     *(aten.prelu.default, aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default),
     *(aten.group_norm.default, aten.instance_norm.default),
 }
-
-
-@dataclass(frozen=True)
-class SiteOf:
-    """What a builder may ask; see `rules.registry.Site`."""
-
-    rewriter: Rewriter
-    node: fx.Node
-
-    @property
-    def op(self) -> Any:
-        return self.node.target
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        return self.node.args
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        return self.node.kwargs
-
-    @property
-    def options(self) -> Options:
-        return self.rewriter.options
-
-    @property
-    def posterior(self) -> Posterior | None:
-        return self.rewriter.posterior
-
-    def is_random(self, arg: Any) -> bool:
-        return any(a in self.rewriter.random for a in nodes_in(arg))
-
-    def constant(self, arg: Any) -> Tensor | None:
-        return self.rewriter.constant(arg)
-
-    def weight(self, arg: Any) -> Weight | None:
-        return self.rewriter.weight(arg)
-
-    def shape(self, arg: Any) -> torch.Size:
-        return torch.Size(hint(s) for s in arg.meta["val"].shape)
-
-    def positions(self, arg: Any) -> int:
-        return self.shape(arg)[:-1].numel() // self.rewriter.traced.batch
 
 
 class Rewriter:

@@ -97,9 +97,9 @@ def _digits(demo: Demo) -> str:
         commentary.times(study.results, demo.map_seconds, demo.settings.timing_batch),
     ]
     return (
-        f'<h2>Digits: classification</h2>{_about(study)}<p class="soft">The network was trained with light weight decay '
-        f"(prior precision {demo.settings.digits_prior}), chosen for this demo because it leaves room for improvement: "
-        f"a network that is not too sure of itself gains little from any posterior.</p>{_list(notes)}"
+        f'<h2>Digits: classification</h2>{_about(study)}<p class="soft">The network was trained with light weight '
+        f"decay (prior precision {demo.settings.digits_prior}), chosen for this demo because it leaves room for "
+        f"improvement: a network that is not too sure of itself gains little from any posterior.</p>{_list(notes)}"
         f"{tables.to_html(study.results, tables.CLASSIFICATION)}{_legend()}"
         + _figure(
             plots.reliability(chosen, labels),
