@@ -48,6 +48,8 @@ def _numbers(value: Any, generator: torch.Generator) -> Any:
     shape = [hint(s) for s in value.shape]
     if value.is_floating_point():
         return torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5
+    if len(shape) == 1:
+        return torch.arange(shape[0]).to(value.dtype)  # most likely the numbers of the samples
     return torch.zeros(shape, dtype=value.dtype)
 
 

@@ -19,6 +19,7 @@ from propagauss.gaussian import Gaussian
 from propagauss.posterior.base import Noise
 from propagauss.rules.linear import linear_layer
 from propagauss.rules.registry import MEAN_ONLY, Built, Site, builder
+from propagauss.rules.wrapping import mean_of
 
 aten = torch.ops.aten
 
@@ -36,10 +37,9 @@ def attention_weights(
         scores = scores.masked_fill(~allowed, -torch.inf)
     if mask is None:
         return scores.softmax(-1)
-    if mask.dtype == torch.bool:
-        # a row without any allowed column would be NaN
-        return scores.masked_fill(~mask, -torch.inf).softmax(-1).masked_fill(~mask, 0.0).nan_to_num(0.0)
-    return (scores + mask).softmax(-1)
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    nowhere = scores.isneginf().all(-1, keepdim=True)  # a row without any allowed column would be NaN
+    return scores.softmax(-1).masked_fill(nowhere, 0.0)
 
 
 def attention(
@@ -51,7 +51,7 @@ def attention(
     scale: float | None = None,
     grouped: bool = False,
 ) -> Gaussian:
-    p = attention_weights(q, k, mask, is_causal, scale, grouped)
+    p = attention_weights(mean_of(q), mean_of(k), mean_of(mask), is_causal, scale, grouped)
 
     def mix(t: Tensor, weights: Tensor) -> Tensor:
         if grouped:
@@ -112,7 +112,7 @@ class OutputProjection(nn.Module):
         self.heads, self.d = heads, d
 
     def forward(self, x: Gaussian, h: Gaussian | Tensor, q: Tensor, k: Tensor, *settings: Any) -> Gaussian:
-        squared = attention_weights(q, k, *settings).square()  # [B, H, T, S]
+        squared = attention_weights(mean_of(q), mean_of(k), *settings).square()  # [B, H, T, S]
         batch, heads, rows, tokens = squared.shape
         mean = F.linear(x.mean, self.weight, self.bias)
         own = self._own_variance(h)

@@ -80,7 +80,7 @@ def build_layer_norm(site: Site) -> Built:
 @builder(aten.rms_norm.default)
 def build_rms_norm(site: Site) -> Built:
     x, shape, weight, eps = (*site.args, *(None, None)[len(site.args) - 2 :])
-    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    eps = torch.finfo(x.meta["val"].dtype).eps if eps is None else eps
     jacobian = site.options.normalisation == "jacobian"
     return Built(row_norm, (x, shape, weight, None, eps, False, jacobian), _note(site, jacobian))
 
