@@ -240,7 +240,7 @@ def varies(model: Model, batch: int, length: int = LENGTH) -> str:
         return "yes" if agrees(model, batch, length) else "wrong"
     except pg.InputError:
         return "no"
-    except RuntimeError:
+    except (RuntimeError, IndexError):
         return "no, by an unclear error"
 
 

@@ -40,8 +40,8 @@ class Noise(nn.Module):
         """
         raise NotImplementedError
 
-    def for_random_input(self) -> Noise:
-        """The same noise, with what covariances of random inputs need precomputed."""
+    def for_covariance(self, random_input: bool) -> Noise:
+        """The same noise, with what `covariance` needs precomputed; call it before `covariance`."""
         return self
 
     def weight_variance(self) -> Tensor | None:

@@ -202,24 +202,28 @@ class KroneckerNoise(Noise):
         if weight is not None and weight.right is None:
             raise PosteriorError("a weight matrix needs two Kronecker factors (B, A), got one")
         self.has_weight = weight is not None
+        self._factors: tuple[Tensor, Tensor] | None = None
         self.register_buffer("bias", None if bias is None else bias.contiguous())
         if weight is None or weight.right is None:
             return
         q_b, q_a, dtype = weight.left.double(), weight.right.double(), weight.left.dtype
         left, right = _low_rank(weight.variance.double(), torch.finfo(dtype).eps)  # [out, r], [r, in]
-        patterns = torch.einsum("kp,pr,lp->rkl", q_b, left, q_b)
+        self._factors = weight.left, left  # only to build patterns: networks that keep variances need none
         self.register_buffer("rotation", weight.right.clone())
         self.register_buffer("right", right.mT.to(dtype).contiguous())
         self.register_buffer("left", (left.mT @ q_b.square().mT).to(dtype))
-        self.register_buffer("patterns", patterns.flatten(1).to(dtype))
+        self.register_buffer("patterns", None)
         self.register_buffer("probes", None)
         self.register_buffer("marginal", (q_b.square() @ weight.variance.double() @ q_a.square().mT).to(dtype))
 
-    def for_random_input(self) -> Noise:
-        if self.has_weight and self.right.shape[1] * self.rotation.shape[0] ** 2 <= _MOST_PROBES:
+    def for_covariance(self, random_input: bool) -> Noise:
+        if self._factors is None:
+            return self
+        q_b, left, dtype = self._factors[0].double(), self._factors[1], self.rotation.dtype
+        self.patterns = torch.einsum("kp,pr,lp->rkl", q_b, left, q_b).flatten(1).to(dtype)
+        if random_input and self.right.shape[1] * self.rotation.shape[0] ** 2 <= _MOST_PROBES:
             q_a, right = self.rotation.double(), self.right.double()
-            probes = torch.einsum("iq,qr,jq->rij", q_a, right, q_a).flatten(1)
-            self.probes = probes.to(self.rotation.dtype)
+            self.probes = torch.einsum("iq,qr,jq->rij", q_a, right, q_a).flatten(1).to(dtype)
         return self
 
     def weight_variance(self) -> Tensor | None:

@@ -17,12 +17,10 @@ A transposed convolution is the same thing with other patches; `Layout` knows th
 from __future__ import annotations
 
 import glob
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian, symmetric_root
@@ -30,19 +28,12 @@ from propagauss.posterior.base import Posterior
 from propagauss.posterior.curvature import require_memory
 from propagauss.posterior.diagonal import DiagonalPosterior
 from propagauss.posterior.kronecker import Eigenfactors, KroneckerPosterior
+from propagauss.rules.full_convolution import BiasNoise, FullConvolution, IndependentNoise, JointNoise, KroneckerPlaces
+from propagauss.rules.patches import Layout, Settings, convolve, read_settings
 from propagauss.rules.registry import Built, Site, Weight, builder
+from propagauss.rules.wrapping import mean_of
 
 aten = torch.ops.aten
-
-# (padding beforehand as for F.pad, then what torch.convolution takes:
-#  stride, padding, dilation, transposed, output_padding, groups)
-Settings = tuple[Any, ...]
-
-
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings) -> Tensor:
-    sides, *rest = settings
-    return torch.convolution(F.pad(x, sides) if sides else x, weight, bias, *rest)
-
 
 # -- diagonal structure
 
@@ -64,7 +55,7 @@ def convolution_random_bias(
     settings: Settings,
 ) -> Gaussian:
     """Only the bias is random: `var = v_b + v * W²`."""
-    mean = convolve(_mean(x), weight, bias, settings)
+    mean = convolve(mean_of(x), weight, bias, settings)
     own = bias_spread.reshape(-1, *[1] * (mean.dim() - 2)).expand_as(mean)
     return Gaussian.diagonal(mean, _with_input(own, x, second, settings))
 
@@ -79,7 +70,7 @@ def convolution_independent(
     settings: Settings,
 ) -> Gaussian:
     """Independent weights: `var = m² * V + v_b + v * (W² + V)`, the last kernel precomputed."""
-    m = _mean(x)
+    m = mean_of(x)
     own = convolve(m * m, spread, bias_spread, settings)
     return Gaussian.diagonal(convolve(m, weight, bias, settings), _with_input(own, x, second, settings))
 
@@ -98,7 +89,7 @@ def convolution_rotated(
 
     `Q_Aᵀ m_l` at all places is a convolution with the eigenvectors as kernels: no patch is ever unfolded.
     """
-    m = _mean(x)
+    m = mean_of(x)
     flat, none = [1] * (m.dim() - 2), [0] * (m.dim() - 2)
     rotated = convolve(m, rotation, None, settings).square()
     own = torch.convolution(rotated, mixing, bias_spread, flat, none, flat, False, none, settings[-1])
@@ -118,8 +109,8 @@ def convolution_rooted(
 
     `(R_or, ρ_or)` are the columns of a root of the joint covariance of `(W_o, b_o)`: a sum of squares, never negative.
     """
-    mean = convolve(_mean(x), weight, bias, settings)
-    squares = convolve(_mean(x), roots, offsets, settings).square()
+    mean = convolve(mean_of(x), weight, bias, settings)
+    squares = convolve(mean_of(x), roots, offsets, settings).square()
     own = squares.unflatten(1, (mean.shape[1], -1)).sum(2)
     return Gaussian.diagonal(mean, _with_input(own, x, second, settings))
 
@@ -128,18 +119,14 @@ def convolution_of_values(
     x: Gaussian | Tensor, weight: Gaussian | Tensor, bias: Gaussian | Tensor | None, settings: Settings
 ) -> Gaussian:
     """A weight that the model computes: `var = m² * V + v * (W² + V) + v_b`, all operands taken as independent."""
-    w, b = _mean(weight), None if bias is None else _mean(bias)
-    mean = convolve(_mean(x), w, b, settings)
+    w, b = mean_of(weight), None if bias is None else mean_of(bias)
+    mean = convolve(mean_of(x), w, b, settings)
     if isinstance(x, Gaussian) and isinstance(weight, Tensor) and not isinstance(bias, Gaussian):
         return x.mapped(mean, lambda t: convolve(t, w, None, settings), lambda v: convolve(v, w * w, None, settings))
     spread = torch.zeros_like(w) if isinstance(weight, Tensor) else weight.variance
     bias_spread = bias.variance if isinstance(bias, Gaussian) else None
-    own = convolve(_mean(x).square(), spread, bias_spread, settings)
+    own = convolve(mean_of(x).square(), spread, bias_spread, settings)
     return Gaussian.diagonal(mean, _with_input(own, x, w.square() + spread, settings))
-
-
-def _mean(x: Gaussian | Tensor) -> Tensor:
-    return x if isinstance(x, Tensor) else x.mean
 
 
 def _with_input(own: Tensor, x: Gaussian | Tensor, second: Tensor | None, settings: Settings) -> Tensor:
@@ -148,225 +135,6 @@ def _with_input(own: Tensor, x: Gaussian | Tensor, second: Tensor | None, settin
         return own
     assert second is not None
     return own + convolve(x.variance, second, None, settings)
-
-
-# -- full structure: the noise between all pairs of places, `[B, out, L, out, L]`
-
-
-class FullConvolution(nn.Module):
-    """Full: `C' = W C Wᵀ + noise`, joint over channels and places, and over the frames that make up one sample."""
-
-    weight: Tensor
-    bias: Tensor | None
-    index: Tensor
-
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, noise: nn.Module, index: Tensor, frames: int, settings: Settings
-    ):
-        super().__init__()
-        self.register_buffer("weight", weight)
-        self.register_buffer("bias", bias)
-        self.register_buffer("index", index)  # [frames * L, G, P]
-        self.noise, self.frames, self.settings = noise, frames, settings
-
-    def forward(self, x: Gaussian | Tensor) -> Gaussian:
-        m = _mean(x)
-        mean = convolve(m, self.weight, self.bias, self.settings)
-        batch, (out, *_) = mean.shape[0] // self.frames, mean.shape[1:]
-        flat = m.reshape(batch, self.frames * torch.Size(m.shape[1:]).numel())
-        patches = F.pad(flat, (1, 0))[:, self.index]  # [B, frames * L, G, P]
-        noise = self.noise(patches, None if isinstance(x, Tensor) else x.covariance, self.index)
-        split = noise.reshape(batch, *2 * (out, self.frames, patches.shape[1] // self.frames))
-        size = out * patches.shape[1]
-        joint = split.permute(0, 2, 1, 3, 5, 4, 6).reshape(batch, size, size)
-        if isinstance(x, Gaussian):
-            carried = x.mapped(mean, lambda t: convolve(t, self.weight, None, self.settings))
-            joint = joint + carried.covariance.reshape(joint.shape)
-        return Gaussian.full(mean, joint)
-
-
-class BiasNoise(nn.Module):
-    """`noise = Cov(b_o, b_k)`, the same for every pair of places."""
-
-    bias: Tensor
-
-    def __init__(self, bias: Tensor):
-        super().__init__()
-        self.register_buffer("bias", bias)  # [out, out]
-
-    def forward(self, patches: Tensor, c: Tensor | None, index: Tensor) -> Tensor:
-        batch, places, (out, _) = patches.shape[0], patches.shape[1], self.bias.shape
-        return self.bias[:, None, :, None].expand(batch, out, places, out, places)
-
-
-class IndependentNoise(nn.Module):
-    """`noise = δ_ok (Σ_p S_lp,mp V_op + v_o)`"""
-
-    spread: Tensor
-    bias: Tensor | None
-
-    def __init__(self, spread: Tensor, bias: Tensor | None):
-        super().__init__()
-        self.register_buffer("spread", spread)  # [G, out / G, P]
-        self.register_buffer("bias", bias)  # [out]
-
-    def forward(self, patches: Tensor, c: Tensor | None, index: Tensor) -> Tensor:
-        """`patches: [B, L, G, P]`, `c: [B, n, n]`, `index: [L, G, P]`"""
-        noise = torch.einsum("blgp,gop,bmgp->bgolm", patches, self.spread, patches)
-        if c is not None:
-            at = index.transpose(0, 1)
-            pairs = F.pad(c, (1, 0, 1, 0))[:, at.unsqueeze(2), at.unsqueeze(1)]  # [B, G, L, L, P]
-            noise = noise + torch.einsum("bglmp,gop->bgolm", pairs, self.spread)
-        noise = noise.flatten(1, 2).permute(0, 2, 3, 1)  # [B, L, L, out]
-        noise = noise if self.bias is None else noise + self.bias
-        return torch.diag_embed(noise).permute(0, 3, 1, 4, 2)
-
-
-class KroneckerPlaces(nn.Module):
-    """`noise = Q_B diag(t_lm) Q_Bᵀ + Cov(b)`, `t = G s`, `s_q = (Q_Aᵀ S_lm Q_A)_qq`.
-
-    `diag(Q_Aᵀ C Q_A)` is two convolutions with the eigenvectors as kernels, one per side of `C`; in the second each
-    kernel meets only its own partner from the first.
-    """
-
-    left: Tensor
-    right: Tensor
-    variance: Tensor
-    bias: Tensor | None
-    first: Tensor
-    second: Tensor
-
-    def __init__(self, factors: Eigenfactors, bias: Tensor | None, layout: Layout, entry: torch.Size):
-        super().__init__()
-        assert factors.right is not None
-        self.register_buffer("left", factors.left.unflatten(0, (layout.groups, -1)))  # [G, out / G, out]
-        self.register_buffer("right", factors.right)  # [P, P]
-        self.register_buffer("variance", factors.variance)  # [out, P]
-        self.register_buffer("bias", bias)  # [out, out]
-        vectors = factors.right.mT
-        self.register_buffer("first", layout.kernels(vectors.repeat(layout.groups, 1)))  # group by group
-        self.register_buffer("second", layout.kernels(vectors.repeat_interleave(layout.groups, 0)))  # vector by vector
-        self.entry, self.settings = entry, layout.settings
-
-    def forward(self, patches: Tensor, c: Tensor | None, index: Tensor) -> Tensor:
-        """`patches: [B, L, G, P]`, `c: [B, n, n]`"""
-        rotated = patches @ self.right
-        s = torch.einsum("blgq,bmhq->bglqhm", rotated, rotated)
-        s = s if c is None else s + self._both_sides(c, patches.shape[1])
-        t = torch.einsum("bglqhm,pq->bglhmp", s, self.variance)
-        noise = torch.einsum("bglhmp,gop,hkp->bgolhkm", t, self.left, self.left).flatten(4, 5).flatten(1, 2)
-        return noise if self.bias is None else noise + self.bias[:, None, :, None]
-
-    def _both_sides(self, c: Tensor, places: int) -> Tensor:
-        """`[B, n, n] -> [B, G, L, P, G, L]`"""
-        (batch, n, _), (groups, width) = c.shape, (self.settings[-1], len(self.right))
-        frames, rows = n // self.entry.numel(), batch * groups * places
-        half = convolve(c.reshape(batch * n * frames, *self.entry), self.first, None, self.settings)
-        half = half.reshape(batch, n, frames, groups, width, places // frames).permute(0, 3, 2, 5, 4, 1)
-        half = half.reshape(rows, width, frames, *self.entry).transpose(1, 2)
-        half = half.reshape(rows * frames, width * self.entry[0], *self.entry[1:])
-        whole = convolve(half, self.second, None, (*self.settings[:-1], width * groups))
-        whole = whole.reshape(batch, groups, places, frames, width, groups, places // frames)
-        return whole.permute(0, 1, 2, 4, 5, 3, 6).flatten(5)
-
-
-class JointNoise(nn.Module):
-    """The sums in general: `Σ_pq S_lp,mq Cov(W_op, W_kq)` and the terms of the bias."""
-
-    weight: Tensor
-    cross: Tensor | None
-    bias: Tensor | None
-
-    def __init__(self, weight: Tensor, cross: Tensor | None, bias: Tensor | None):
-        super().__init__()
-        self.register_buffer("weight", weight)  # [G, out / G, P, G, out / G, P]
-        self.register_buffer("cross", cross)  # [G, out / G, P, out], weight against bias
-        self.register_buffer("bias", bias)  # [out, out]
-
-    def forward(self, patches: Tensor, c: Tensor | None, index: Tensor) -> Tensor:
-        """`patches: [B, L, G, P]`, `c: [B, n, n]`, `index: [L, G, P]`"""
-        noise = torch.einsum("blgp,gophkq,bmhq->bgolhkm", patches, self.weight, patches)
-        if c is not None:
-            pairs = F.pad(c, (1, 0, 1, 0))[:, index[:, :, :, None, None, None], index]  # [B, L, G, P, L, G, P]
-            noise = noise + torch.einsum("blgpmhq,gophkq->bgolhkm", pairs, self.weight)
-        noise = noise.flatten(4, 5).flatten(1, 2)
-        if self.cross is not None:
-            here = torch.einsum("blgp,gopk->bgolk", patches, self.cross).flatten(1, 2)  # [B, out, L, out]
-            noise = noise + here.unsqueeze(-1) + here.permute(0, 3, 1, 2).unsqueeze(2)
-        return noise if self.bias is None else noise + self.bias[:, None, :, None]
-
-
-# -- how a weight is stored, and which entries of the input it meets
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A convolution as a linear layer on patches: `G` groups, a weight matrix `[out, P]`, `P = in / G * kernel`."""
-
-    shape: torch.Size  # of the weight as stored: [out, in / G, *kernel], or [in, out / G, *kernel] if transposed
-    settings: Settings
-
-    @property
-    def groups(self) -> int:
-        return self.settings[-1]
-
-    @property
-    def transposed(self) -> bool:
-        return self.settings[4]
-
-    @property
-    def out(self) -> int:
-        return self.shape[1] * self.groups if self.transposed else self.shape[0]
-
-    @property
-    def inner(self) -> int:
-        return self.shape[0] // self.groups if self.transposed else self.shape[1]
-
-    @property
-    def width(self) -> int:
-        return self.inner * self.shape[2:].numel()
-
-    def rows(self, stored: Tensor) -> Tensor:
-        """A weight as stored -> `[out, P]`"""
-        if self.transposed:
-            stored = stored.reshape(self.groups, self.inner, -1, self.shape[2:].numel()).transpose(1, 2)
-        return stored.reshape(self.out, self.width)
-
-    def kernels(self, rows: Tensor) -> Tensor:
-        """Any number of kernels per group, `[G * kernels, P]` -> a weight that the op takes."""
-        if not self.transposed:
-            return rows.reshape(-1, self.inner, *self.shape[2:])
-        split = rows.reshape(self.groups, -1, self.inner, self.shape[2:].numel()).transpose(1, 2)
-        return split.reshape(self.groups * self.inner, -1, *self.shape[2:])
-
-    def index(self, entry: torch.Size, frames: int) -> Tensor:
-        """Which entry of a sample (counted from 1; 0 for padding) each patch holds: `[frames * L, G, P]`.
-
-        Found by convolving the entries' numbers with kernels that pick out one entry each.
-        """
-        numbers = torch.arange(1, frames * entry.numel() + 1, dtype=torch.float64).reshape(frames, *entry)
-        picks = self.kernels(torch.eye(self.width, dtype=torch.float64).repeat(self.groups, 1))
-        found = convolve(numbers, picks, None, self.settings).round().long()
-        return found.reshape(frames, self.groups, self.width, -1).permute(0, 3, 1, 2).flatten(0, 1)
-
-
-def read_settings(arguments: dict[str, Any], kernel: torch.Size) -> Settings:
-    """The arguments of any of the convolution ops, in the form of `torch.convolution`."""
-    n = len(kernel)
-
-    def each(value: Any) -> tuple[int, ...]:
-        values = (value,) if isinstance(value, int) else tuple(value)
-        return values * n if len(values) == 1 else values
-
-    dilation, sides, padding = each(arguments["dilation"]), (), arguments["padding"]
-    if padding == "same":
-        spans = [gap * (k - 1) for gap, k in zip(dilation, kernel, strict=True)]
-        padding = [span // 2 for span in spans]
-        if any(span % 2 for span in spans):  # torch.convolution pads both sides alike; the op, one more on the far side
-            sides, padding = tuple(p for s in reversed(spans) for p in (s // 2, s - s // 2)), 0
-    padding = each(0 if padding == "valid" else padding)
-    spare = each(arguments.get("output_padding", 0))
-    return sides, each(arguments["stride"]), padding, dilation, arguments["transposed"], spare, arguments["groups"]
 
 
 # -- builders

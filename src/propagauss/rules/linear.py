@@ -185,8 +185,8 @@ def linear_layer(site: Site, x: Any, weight: Any, bias: Any, flipped: bool) -> B
     offset = None if b is None else b.tensor.clone()
     note = _describe(*names, site.is_random(x))
     if site.options.full:
-        if noise is not None and site.is_random(x):
-            noise = noise.for_random_input()
+        if noise is not None:
+            noise = noise.for_covariance(site.is_random(x))
         if isinstance(noise, KroneckerNoise) and noise.has_weight and site.positions(x) == 1:
             return Built(kronecker_layer, (x, matrix, offset, *noise.constants()), note)
         return Built(FullLinear(matrix, offset, noise, site.positions(x)), (x,), note)

@@ -79,7 +79,8 @@ def build_layer_norm(site: Site) -> Built:
 
 @builder(aten.rms_norm.default)
 def build_rms_norm(site: Site) -> Built:
-    x, shape, weight, eps = (*site.args, *(None, None)[len(site.args) - 2 :])
+    args: Any = (*site.args, *(None, None)[len(site.args) - 2 :])
+    x, shape, weight, eps = args
     eps = torch.finfo(x.meta["val"].dtype).eps if eps is None else eps
     jacobian = site.options.normalisation == "jacobian"
     return Built(row_norm, (x, shape, weight, None, eps, False, jacobian), _note(site, jacobian))
