@@ -25,8 +25,10 @@ def main(arguments: list[str] | None = None) -> None:
     if args.docs:
         if not report.RESULTS.exists():
             raise SystemExit(f"no {report.RESULTS}: run `python -m benchmarks --json {report.RESULTS}` first")
-        report.update_page(Report.load(report.RESULTS))
-        print(f"rewrote {report.PAGE}")
+        stored = Report.load(report.RESULTS)
+        report.update_page(stored)
+        report.update_readme(stored)
+        print(f"rewrote {report.PAGE} and {report.README}")
         return
     chosen = _chosen(args.only, args.batches)
     if args.list:
@@ -74,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batches", metavar="N", type=_positive, nargs="+", help="batch sizes (default: 1 64 1024)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there too")
     parser.add_argument("--list", action="store_true", help="print the names of all rows and stop")
-    parser.add_argument("--docs", action="store_true", help="rewrite docs/benchmarks.md from benchmarks/results.json")
+    parser.add_argument("--docs", action="store_true", help="rewrite docs/benchmarks.md and the table of README.md from benchmarks/results.json")
     return parser
 
 

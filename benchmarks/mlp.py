@@ -21,7 +21,7 @@ BATCHES = (1, 64, 1024)
 SAMPLES = 100
 JACOBIANS_UP_TO = 64  # the Jacobians of a GLM take [batch, outputs, parameters]: 4.5 GB at batch 1024
 
-# What issue 2 asks of the streamlined network in eager mode, by batch size.
+# The limits that the streamlined network is to keep in eager mode, by batch size.
 DIAGONAL_LIMITS = {1: 3.4, 64: 2.9, 1024: 2.7}
 KRONECKER_FULL_LIMITS = {1: 9.0, 64: 36.0}
 

@@ -61,10 +61,7 @@ def suq_kronecker(model: nn.Module, la: Any) -> Predict:
     modules = [_import_suq(f"suq.{name}") for name in names if "mlp" in name.lower()]
     found = next((m.SUQ_MLP_Kron for m in modules if hasattr(m, "SUQ_MLP_Kron")), None)
     if found is None:
-        raise SkipMethod(
-            "the published suq has no Kronecker layers (its development version does; issue 2 records 143x at batch 1, "
-            "1,947x at batch 64)"
-        )
+        raise SkipMethod("the published suq has no Kronecker layers")
     net = found(copy.deepcopy(model), la.H.eigenvectors, la.H.eigenvalues, "classification", prior_precision=1.0)
 
     def predict(x: Tensor) -> tuple[Tensor, Tensor | None]:

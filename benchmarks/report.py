@@ -21,6 +21,7 @@ from benchmarks.harness import Settings, Timing
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
 START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"
 PACKAGES = ("torch", "laplace-torch", "suq", "curvlinops-for-pytorch", "numpy")
 HEADER = ("method", "ratio", "10 to 90 %", "rounds × repeats", "memory", "limit", "met")
@@ -144,14 +145,35 @@ def markdown(report: Report) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+def headline(report: Report) -> str:
+    """The short table of the README: one row per method, one column per case of the MLP."""
+    rows = {(r.case, r.method): r for r in report.rows}
+    wanted = [case for case in report.titles if case.startswith(("mlp/diagonal/", "mlp/kronecker"))]
+    methods = list(dict.fromkeys(r.method for r in report.rows if r.case in wanted and (r.timing or r.computed)))
+    header = ["", *(case.removeprefix("mlp/").replace("/", ", batch ") for case in wanted)]
+    lines = [f"| {' | '.join(header)} |", f"|---{'|--:' * len(wanted)}|"]
+    for method in methods:
+        cells = [rows[case, method].cells()[1] if (case, method) in rows else "" for case in wanted]
+        lines.append(f"| {' | '.join([method, *cells])} |")
+    return "\n".join(lines)
+
+
 def update_page(report: Report, page: Path = PAGE) -> None:
     """Put the tables of `report` between the markers of the page."""
+    _between(page, markdown(report))
+
+
+def update_readme(report: Report) -> None:
+    _between(README, headline(report))
+
+
+def _between(page: Path, tables: str) -> None:
     text = page.read_text()
     if text.count(START) != 1 or text.count(END) != 1:
         raise SystemExit(f"{page} needs the markers {START} and {END}, once each")
     before, rest = text.split(START)
     after = rest.split(END)[1]
-    write(page, f"{before}{START}\n\n{markdown(report)}\n\n{END}{after}")
+    write(page, f"{before}{START}\n\n{tables}\n\n{END}{after}")
 
 
 def write(path: Path, text: str) -> None:

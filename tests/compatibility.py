@@ -121,14 +121,12 @@ HUGGING_FACE = [
     Model("DeiT", hugging_face("DeiTForImageClassification", "DeiTConfig", **_IMAGE), pixels, "image"),
     _text("GPT-2, classification", "GPT2ForSequenceClassification", "GPT2Config", **_GPT2),
     _text("GPT-2, language model", "GPT2LMHeadModel", "GPT2Config", **_GPT2),
-    _text("GPT-2, language model, eager attention", "GPT2LMHeadModel", "GPT2Config", **_GPT2, **_EAGER),
     _text("BERT", "BertForSequenceClassification", "BertConfig", **_TEXT),
     _text("BERT, eager attention", "BertForSequenceClassification", "BertConfig", **_TEXT, **_EAGER),
     _text("DistilBERT", "DistilBertForSequenceClassification", "DistilBertConfig", **_DISTILBERT),
     _text("RoBERTa", "RobertaForSequenceClassification", "RobertaConfig", **_TEXT),
     _text("Llama", "LlamaForCausalLM", "LlamaConfig", **_GROUPED),
     _text("Llama, eager attention", "LlamaForCausalLM", "LlamaConfig", **_GROUPED, **_EAGER),
-    _text("Llama, classification", "LlamaForSequenceClassification", "LlamaConfig", **_GROUPED),
     _text("SmolLM2", "LlamaForCausalLM", "LlamaConfig", **_GROUPED, tie_word_embeddings=True),
     _text("Qwen2", "Qwen2ForCausalLM", "Qwen2Config", **_GROUPED),
     _text("Mistral", "MistralForCausalLM", "MistralConfig", **_GROUPED),
@@ -147,7 +145,6 @@ def encoder(**settings: Any) -> Callable[[], nn.Module]:
 
 TORCH = [
     Model("nn.TransformerEncoder", encoder(batch_first=True), vectors, "vectors"),
-    Model("nn.TransformerEncoder, norm first", encoder(batch_first=True, norm_first=True), vectors, "vectors"),
     Model("nn.TransformerEncoder, positions first", encoder(), vectors_positions_first, "vectors"),
 ]
 

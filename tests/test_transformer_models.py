@@ -92,7 +92,7 @@ def test_padding(model: Model, side: str) -> None:
             torch.testing.assert_close(net(x).variance, g.variance)
 
 
-@pytest.mark.parametrize("name", ["BERT", "Llama", "GPT-2, language model"])
+@pytest.mark.parametrize("name", ["BERT", "Llama"])
 def test_eager_attention_gives_the_same_spread(name: str) -> None:
     fused, eager = make(BY_NAME[name])[1], make(BY_NAME[f"{name}, eager attention"])[1]
     x = tokens(1)
@@ -166,11 +166,9 @@ SELECTIONS = [
     ("BERT", "*.layer.1.*.query.*", 0),
     ("BERT", "*LayerNorm*", 10),
     ("BERT", "bert.embeddings.*_embeddings.weight", 3),
-    ("BERT", "classifier.*", 2),
     ("ViT", "*.layers.1.attention.[vo]_proj.*", 4),
-    ("ViT", "vit.embeddings.*", 4),
+    ("ViT", "classifier.*", 2),
     ("GPT-2, classification", "transformer.h.1.attn.c_attn.*", 2),
-    ("Llama", "model.layers.1.mlp.*", 3),
     ("Llama", "*norm.weight", 5),
     ("nn.TransformerEncoder", "layers.1.self_attn.in_proj_*", 2),
 ]
@@ -192,7 +190,7 @@ def test_any_subset_of_the_parameters(name: str, pattern: str, effective: int) -
         assert net.plan.untouched > everything.plan.untouched
 
 
-@pytest.mark.parametrize("name", ["ViT", "GPT-2, classification", "Llama, classification"])
+@pytest.mark.parametrize("name", ["GPT-2, classification", "Llama"])
 def test_attention_with_value_covariance(name: str) -> None:
     model = BY_NAME[name]
     network, plain = make(model)
@@ -250,7 +248,7 @@ def test_fitted_laplace_of_a_conv1d(structure: str) -> None:
 # -- the streamlined model goes where the model goes
 
 
-@pytest.mark.parametrize("name", ["ViT", "Llama", "nn.TransformerEncoder"])
+@pytest.mark.parametrize("name", ["ViT", "Llama"])
 def test_exported_equals_eager(name: str) -> None:
     model = BY_NAME[name]
     _, net = make(model)

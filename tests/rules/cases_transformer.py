@@ -76,10 +76,10 @@ def _row_norms() -> list[Case]:
         ("rms_norm in pieces, turned", rms_norm_turned, ((1, 4),), held(False, scale=ROW)),
     ]
     whole = {"normalisation": "jacobian"}
-    cases = [Case(name, function, events, structures=FULL) for name, function, events, _ in table]
+    cases = [Case(name, function, events, structures=FULL) for name, function, events, _ in table[:-1]]
     cases += [Case(f"{name}, scale", f, e, exact=True, held=h, structures=DIAGONAL) for name, f, e, h in table]
     cases += [Case(f"{name}, Jacobian", f, e, options=whole, structures=DIAGONAL) for name, f, e, _ in table[::2]]
-    return [*cases, Case("rms_norm with default epsilon", rms_norm_default, options=whole)]
+    return [*cases, Case("rms_norm with default epsilon", rms_norm_default, structures=FULL)]
 
 
 # -- attention: `[B, heads, positions, features]`; queries and keys fixed, or Gaussian and taken at their mean
@@ -137,7 +137,7 @@ ATTENTION = [
     Case("attention, causal", fixed(is_causal=True), (VALUES,), exact=True),
     Case("attention, scale", fixed(scale=0.3), (VALUES,), exact=True, structures=DIAGONAL),
     Case("attention, grouped queries", fixed(constant(1, 4, 2, 2), enable_gqa=True), (VALUES,), exact=True),
-    Case("attention, nothing to see", fixed(attn_mask=NONE_ALLOWED), (VALUES,), exact=True),
+    Case("attention, nothing to see", fixed(attn_mask=NONE_ALLOWED), (VALUES,), exact=True, structures=DIAGONAL),
     Case("attention, nothing to see, float mask", fixed(attn_mask=NOWHERE), (VALUES,), exact=True, structures=DIAGONAL),
     Case("attention, everything Gaussian", attend, ((1, 2, 2), (1, 2, 2), (1, 2, 2)), exact=True, held=by_mean(attend)),
     Case(
@@ -147,7 +147,7 @@ ATTENTION = [
         exact=True,
         held=by_mean(attend_grouped),
     ),
-    Case("attention in pieces", lambda v: eager(Q, K, v), (VALUES,), exact=True),
+    Case("attention in pieces", lambda v: eager(Q, K, v), (VALUES,), exact=True, structures=FULL),
     Case(
         "attention in pieces, everything Gaussian",
         eager,
@@ -205,13 +205,11 @@ def _geglu_extra(means: list[Tensor], covariances: list[Tensor]) -> Tensor:
 
 GATES = [
     Case("rotary embedding", rotary, ((1, 2, 4),), exact=True),
-    Case("rotary embedding in pairs", rotary_in_pairs, ((1, 2, 4),), exact=True),
+    Case("rotary embedding in pairs", rotary_in_pairs, ((1, 2, 4),), exact=True, structures=DIAGONAL),
     Case("SwiGLU", lambda x, y: F.silu(x) * y, ((4,), (4,)), second_order=_gated(F.silu)),
     Case("GEGLU of one layer", geglu, second_order=_geglu_extra, structures=DIAGONAL),
     Case("GEGLU of one layer, joint", geglu, structures=FULL),
     Case("positions from a table", lambda x: x + F.embedding(torch.tensor([3, 1]), TABLE), ((2, 4),), exact=True),
-    Case("positions counted", lambda x: x + TABLE[torch.arange(x.shape[1])], ((2, 4),), exact=True),
-    Case("last token", lambda x: x[torch.arange(x.shape[0]), -1], ((3, 2),), exact=True),
 ]
 
 TRANSFORMER = [*_row_norms(), *ATTENTION, *GATES]

@@ -53,8 +53,10 @@ pre { background: var(--tint); border: 1px solid var(--line); border-radius: 6px
 
 
 def write(demo: Demo, folder: Path) -> Path:
-    """`report.html` and `results.json` in `folder`; returns the path of the report."""
+    """`report.html`, `results.json` and two of the plots in `folder`; returns the path of the report."""
     _replace(folder / "results.json", json.dumps(demo.as_dict(), indent=2, allow_nan=False) + "\n")
+    _replace(folder / "cost.svg", plots.cost(demo.digits.results))
+    _replace(folder / "bands.svg", plots.bands(demo.bands, demo.grid, demo.picture.train, demo.picture.test))
     return _replace(folder / "report.html", page(demo))
 
 
