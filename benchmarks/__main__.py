@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batches", metavar="N", type=_positive, nargs="+", help="batch sizes (default: 1 64 1024)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there too")
     parser.add_argument("--list", action="store_true", help="print the names of all rows and stop")
-    parser.add_argument("--docs", action="store_true", help="rewrite docs/benchmarks.md and the table of README.md from benchmarks/results.json")
+    parser.add_argument("--docs", action="store_true", help="rewrite the tables of docs and README from results.json")
     return parser
 
 
