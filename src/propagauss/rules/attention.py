@@ -8,7 +8,6 @@ uncertainty of *where* to look, `Q` and `K`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from propagauss.gaussian import Gaussian
-from propagauss.posterior.base import Noise
-from propagauss.rules.linear import linear_layer
+from propagauss.rules.linear import StoredLayer, linear_layer, read_layer
 from propagauss.rules.registry import MEAN_ONLY, Built, Site, builder
 from propagauss.rules.wrapping import mean_of
 
@@ -91,7 +89,9 @@ class OutputProjection(nn.Module):
     marginal_t: Tensor | None  # variances of the output weight: [in, out]
     value_marginal_t: Tensor | None  # variances of the value weight: [in, out]
 
-    def __init__(self, output: Weights, columns: list[int], values: Weights, rows: Tensor, by_time: tuple[bool, bool]):
+    def __init__(
+        self, output: StoredLayer, columns: list[int], values: StoredLayer, rows: Tensor, by_time: tuple[bool, bool]
+    ):
         """`by_time`: whether the input of the output layer, and that of the value layer, have time before batch."""
         super().__init__()
         self.output_by_time, self.values_by_time = by_time
@@ -147,20 +147,11 @@ class OutputProjection(nn.Module):
         return own
 
 
-@dataclass(frozen=True)
-class Weights:
-    """A linear layer that is known when the model is streamlined: `matrix [out, in]`, bias, and its noise if random."""
-
-    matrix: Tensor
-    bias: Tensor | None
-    noise: Noise | None
-
-
 @builder(linear_after_attention)
 def build_output_projection(site: Site) -> Built:
     x, w_o, b_o, flipped_o, columns, by_time_o, h, w_v, b_v, flipped_v, rows, by_time_v, q, k, *settings = site.args
-    output, values = _weights(site, w_o, b_o, flipped_o), _weights(site, w_v, b_v, flipped_v)
-    if output is None or values is None:
+    output, values = read_layer(site, w_o, b_o, flipped_o), read_layer(site, w_v, b_v, flipped_v)
+    if output is None or values is None or not site.is_random(x):
         built = linear_layer(site, x, w_o, b_o, flipped_o)
         assert built is not None
         return built
@@ -168,16 +159,3 @@ def build_output_projection(site: Site) -> Built:
     per_head = torch.tensor(rows).repeat_interleave(heads // len(rows), dim=0)  # grouped queries share values
     module = OutputProjection(output, columns, values, per_head, (by_time_o, by_time_v))
     return Built(module, (x, h, q, k, *settings), "covariance of values within a head kept; heads independent")
-
-
-def _weights(site: Site, weight: Any, bias: Any, flipped: bool) -> Weights | None:
-    w, b = site.weight(weight), None if bias is None else site.weight(bias)
-    if w is None or (bias is not None and b is None):
-        return None
-    names = (w.name, b and b.name)
-    noise = None
-    if any(names):
-        assert site.posterior is not None
-        noise = site.posterior.noise(*names, transposed=w.transposed != flipped)
-    matrix = (w.tensor.t() if flipped else w.tensor).clone(memory_format=torch.contiguous_format)
-    return Weights(matrix, None if b is None else b.tensor.clone(), noise)

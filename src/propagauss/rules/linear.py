@@ -6,6 +6,7 @@ posterior answers `noise` (`posterior.base.Noise`). Exact first two moments when
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -167,13 +168,21 @@ def build_matmul(site: Site) -> Built | None:
     return linear_layer(site, x, weight, None, flipped=True)
 
 
-def linear_layer(site: Site, x: Any, weight: Any, bias: Any, flipped: bool) -> Built | None:
+@dataclass(frozen=True)
+class StoredLayer:
+    """A linear layer that is known when the model is streamlined."""
+
+    matrix: Tensor  # [out, in]
+    bias: Tensor | None
+    noise: Noise | None  # if any of the two is random
+    names: tuple[str | None, str | None]  # of the random ones
+
+
+def read_layer(site: Site, weight: Any, bias: Any, flipped: bool) -> StoredLayer | None:
     """A layer with a stored weight; `flipped` if the op multiplies by `weight` rather than by its transpose."""
     w = site.weight(weight)
     b = None if bias is None else site.weight(bias)
     if w is None or w.tensor.dim() != 2 or (bias is not None and (b is None or b.tensor.dim() != 1)):
-        return None
-    if len(site.shape(x)) < (2 if site.options.full else 1):
         return None
     names = (w.name, b and b.name)
     noise = None
@@ -182,8 +191,16 @@ def linear_layer(site: Site, x: Any, weight: Any, bias: Any, flipped: bool) -> B
         noise = site.posterior.noise(*names, transposed=w.transposed != flipped)
     # copies: the network must not change when the model is trained on
     matrix = (w.tensor.t() if flipped else w.tensor).clone(memory_format=torch.contiguous_format)
-    offset = None if b is None else b.tensor.clone()
-    note = _describe(*names, site.is_random(x))
+    return StoredLayer(matrix, None if b is None else b.tensor.clone(), noise, names)
+
+
+def linear_layer(site: Site, x: Any, weight: Any, bias: Any, flipped: bool) -> Built | None:
+    """The rule for a layer with a stored weight."""
+    layer = read_layer(site, weight, bias, flipped)
+    if layer is None or len(site.shape(x)) < (2 if site.options.full else 1):
+        return None
+    matrix, offset, noise = layer.matrix, layer.bias, layer.noise
+    note = _describe(*layer.names, site.is_random(x))
     if site.options.full:
         if noise is not None:
             noise = noise.for_covariance(site.is_random(x))

@@ -120,6 +120,8 @@ def rule(*ops: Op, note: str = "") -> Callable[[Callable[..., Any]], Callable[..
                     f"rule() takes one overload of an op, such as {op}.{op.overloads()[0]}, not the whole {op}"
                 )
             FUNCTIONS[op] = FunctionRule(function, note)
+        if function.__module__ is None:  # made by exec; generated code needs a name for it
+            function.__module__ = "__main__"
         return function
 
     return register
