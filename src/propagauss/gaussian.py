@@ -143,6 +143,11 @@ class Gaussian:
         """
         if self._covariance is None:
             return Gaussian.diagonal(mean, (squared or linear)(self.variance))
+        return self.mapped_rows(mean, torch.vmap(linear))
+
+    def mapped_rows(self, mean: Tensor, linear: Callable[[Tensor], Tensor]) -> "Gaussian":
+        """`mapped` in the full structure, with a map that takes many tensors at once: `[r, *shape] -> [r, *new]`."""
+        assert self._covariance is not None
         half = _push_rows(self._covariance, self.mean.shape, linear)  # [B, n, n']
         return Gaussian.full(mean, _push_rows(half.mT, self.mean.shape, linear))
 
@@ -233,7 +238,7 @@ def _push_rows(matrix: Tensor, shape: torch.Size, linear: Callable[[Tensor], Ten
     """Apply `linear` to the second index of `matrix`: [B, r, n] -> [B, r, n']; tensors of `shape` hold [B, n]."""
     batch, rows, _ = matrix.shape
     stacked = matrix.transpose(0, 1).reshape(rows, *shape)
-    pushed = torch.vmap(linear)(stacked)
+    pushed = linear(stacked)
     width = pushed[0].numel() // batch if batch else torch.Size(pushed.shape[2:]).numel()
     return pushed.reshape(rows, batch, width).transpose(0, 1)
 

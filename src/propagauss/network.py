@@ -34,7 +34,7 @@ class Streamlined(nn.Module):
             for x, uncertain in zip(traced.example, traced.uncertain_inputs, strict=True)
         ]
         self._literals = [None if isinstance(x, Tensor) else x for x in traced.example]
-        self._fixed_batch = None if traced.batch_is_dynamic else traced.batch
+        self._sizes = [_fixed_sizes(node, traced) for node in traced.inputs]
         self._single = len(self._kinds) == 1 and self._in_spec == flatten((torch.zeros(1),), {})[1]
         self._single_output = traced.out_spec.is_leaf()
 
@@ -94,10 +94,24 @@ class Streamlined(nn.Module):
             raise InputError(
                 f"input {i} is {leaf.dtype}; the network was streamlined for {dtype}: convert it with .to()"
             )
-        if self._fixed_batch is not None and leaf.shape and leaf.shape[0] != self._fixed_batch:
+        sizes = self._sizes[i]
+        fits = len(leaf.shape) == len(sizes) and all(
+            n is None or n == m for n, m in zip(sizes, leaf.shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join("any" if n is None else str(n) for n in sizes)
             raise InputError(
-                f"the model fixes its batch size: it takes batches of {self._fixed_batch}, not {leaf.shape[0]}"
+                f"input {i} has shape {tuple(leaf.shape)}; the network takes [{wanted}], as the model or the example "
+                "fixes it: streamline again with an example of this shape"
             )
 
     def __repr__(self) -> str:
         return f"Streamlined({len(self.plan)} rewritten ops, {len(self.plan.parameters)} random parameters)"
+
+
+def _fixed_sizes(node: fx.Node | None, traced: Traced) -> tuple[int | None, ...]:
+    """The sizes that an input must have; None where any will do."""
+    value = None if node is None else node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return ()
+    return tuple(None if isinstance(s, torch.SymInt) else int(s) for s in value.shape)

@@ -67,6 +67,7 @@ class Rewriter:
         self.env: dict[fx.Node, fx.Node] = {}
         self.random: set[fx.Node] = set()
         self.static: set[fx.Node] = set()
+        self.from_means: set[fx.Node] = set()  # plain values that stand for uncertain ones
         self.unbatched: set[fx.Node] = set()  # random parameters, and what is made of them alone
         self.wanted = wanted(traced.graph, traced.outputs)
         self.chains = Chains(any_op=options.full and options.activation == "linearise")
@@ -119,6 +120,8 @@ class Rewriter:
                 self.static.add(node)
             elif not is_assertion(node.target):
                 self.env[node] = self._copy(node)
+                if any(a in self.from_means for a in inputs):
+                    self._remember_mean(node)
         elif is_assertion(node.target):
             return
         elif not is_float(node) or node not in self.wanted:
@@ -133,10 +136,15 @@ class Rewriter:
             self.env[node] = self.graph.call_function(mean_of, (part,))
             return
         self.env[node] = self._copy(node)
+        self._remember_mean(node)
+        if isinstance(node.meta.get("val"), Tensor) and not is_float(node):
+            self._note(node, "by mean", "decided by the mean, deterministic from here on")
+
+    def _remember_mean(self, node: fx.Node) -> None:
+        """A plain value that stands for an uncertain one; where it becomes attention weights, the plan says so."""
+        self.from_means.add(node)
         if node.meta.get(AT_MEAN):
             self._note(node, "by mean", "attention weights at the mean of queries and keys")
-        elif isinstance(node.meta.get("val"), Tensor) and not is_float(node):
-            self._note(node, "by mean", "decided by the mean, deterministic from here on")
 
     def _copy(self, node: fx.Node) -> fx.Node:
         """The same op, on means."""

@@ -61,7 +61,7 @@ def streamline(
         )
     if posterior is not None:
         posterior = posterior.bind({name: p.detach() for name, p in model.named_parameters()})
-    traced = trace(model, example, output)
+    traced = trace(model, example, output, open_sequence=not options.full)
     if attention == "covariance" and covariance == "diagonal":
-        keep_value_covariance(traced.graph)
+        keep_value_covariance(traced)
     return Rewriter(traced, posterior, options).run()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
@@ -47,18 +47,24 @@ class Traced:
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
     """Leaves of a call; a Gaussian is one leaf."""
+    kwargs = dict(sorted(kwargs.items()))  # the order in which a caller names them does not matter
     return pytree.tree_flatten((args, kwargs), is_leaf=lambda x: isinstance(x, Gaussian))
 
 
 class Wanted(nn.Module):
-    """The model, returning only the output wanted: what else it returns (a cache, say) may not be exportable."""
+    """The model as a function of the flat leaves of a call, returning only the output wanted.
 
-    def __init__(self, model: nn.Module, output: str | None):
+    What else it returns (a cache, say) may not be exportable.
+    """
+
+    def __init__(self, model: nn.Module, spec: pytree.TreeSpec, output: str | None):
         super().__init__()
         self.model = model
+        self.spec = spec
         self.output = output
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *leaves: Any) -> Any:
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         result = self.model(*args, **kwargs)
         name = self.output or "logits"
         if isinstance(result, dict) and name in result:
@@ -70,16 +76,19 @@ class Wanted(nn.Module):
         return result
 
 
-def trace(model: nn.Module, example: Any, output: str | None = None) -> Traced:
-    """Export `model` as called on `example`, with the batch (first dimension of the inputs) left open if it can be."""
-    model = Wanted(model, output)
+def trace(model: nn.Module, example: Any, output: str | None = None, open_sequence: bool = False) -> Traced:
+    """Export `model` as called on `example`, with the batch (first dimension of the inputs) left open if it can be.
+
+    With `open_sequence` so is the second dimension of token indices and of sequences of vectors.
+    """
     leaves, spec = flatten(*as_call(example))
+    model = Wanted(model, spec, output)
     uncertain = [isinstance(leaf, Gaussian) for leaf in leaves]
     plain = [leaf.mean if isinstance(leaf, Gaussian) else leaf for leaf in leaves]
     batch = _batch_size(plain)
     check_dtypes(model, plain)
     widened = [_widen(x) if batch == 1 and _is_batched(x, 1) else x for x in plain]
-    program, symbols = _export(model, widened, spec, max(batch, 2), fallback=plain)
+    program, symbols = _export(model, widened, max(batch, 2), plain, open_sequence)
     program = tidied(functional(program))
     refuse_training(program.graph)
     recognise(program.graph)
@@ -125,33 +134,45 @@ def trace(model: nn.Module, example: Any, output: str | None = None) -> Traced:
 
 
 def _export(
-    model: nn.Module, leaves: list[Any], spec: pytree.TreeSpec, batch: int, fallback: list[Any]
+    model: nn.Module, leaves: list[Any], batch: int, fallback: list[Any], open_sequence: bool
 ) -> tuple[ExportedProgram, set[Any]]:
-    shapes: Any = ShapesCollection()
-    for leaf in leaves:
-        if _is_batched(leaf, batch):
-            shapes[leaf] = {0: Dim.AUTO}
-    args, kwargs = pytree.tree_unflatten(leaves, spec)
-    try:
-        program = quietly(lambda: torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False))
-    except Exception as error:
-        first_try = error
-    else:
-        return program, _batch_symbols(program)
-    args, kwargs = pytree.tree_unflatten(fallback, spec)
+    """Try an open batch and sequence, then an open batch, then the example's own sizes."""
+    first_try: Exception | None = None
+    for sequence in (True, False) if open_sequence and any(map(_is_sequence, leaves)) else (False,):
+        shapes: Any = (tuple(_open(leaf, batch, sequence) for leaf in leaves),)
+        try:
+            program = quietly(
+                lambda s=shapes: torch.export.export(model, tuple(leaves), dynamic_shapes=s, strict=False)
+            )
+        except Exception as error:
+            first_try = first_try or error
+        else:
+            return program, _batch_symbols(program)
     try:
         with torch.no_grad():
-            model(*args, **kwargs)
+            model(*fallback)
     except Exception as error:
         raise InputError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
     try:
-        return quietly(lambda: torch.export.export(model, args, kwargs, strict=False)), set()
+        return quietly(lambda: torch.export.export(model, tuple(fallback), strict=False)), set()
     except Exception as error:
         raise InputError(
             f"torch.export could not trace the model ({type(error).__name__}: {_first_line(error)}); a forward that "
             "branches on tensor values or leaves PyTorch cannot be streamlined. "
-            f"With an open batch dimension it said: {_first_line(first_try)}"
+            f"With an open batch dimension it said: {_first_line(first_try or error)}"
         ) from error
+
+
+def _open(leaf: Any, batch: int, sequence: bool) -> dict[int, Any] | None:
+    """Which dimensions of an input stay open."""
+    if not _is_batched(leaf, batch):
+        return None
+    return {0: Dim.AUTO, 1: Dim.AUTO} if sequence and _is_sequence(leaf) else {0: Dim.AUTO}
+
+
+def _is_sequence(leaf: Any) -> bool:
+    """Token indices and masks `[B, T]`, or vectors `[B, T, D]`."""
+    return isinstance(leaf, Tensor) and leaf.dim() == (3 if leaf.is_floating_point() else 2) and leaf.shape[1] > 1
 
 
 def _batch_size(leaves: list[Any]) -> int:

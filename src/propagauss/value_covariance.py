@@ -27,9 +27,18 @@ from propagauss.graph import hint
 from propagauss.patterns import AT_MEAN
 from propagauss.rules.attention import linear_after_attention
 from propagauss.rules.shape import MOVES, SPLITS
+from propagauss.trace import Traced
 
 aten = torch.ops.aten
 ATTENTION = aten.scaled_dot_product_attention.default
+_PRODUCTS = {aten.matmul.default, aten.bmm.default}
+_AFTER_SOFTMAX = {
+    aten.dropout.default,
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.clone.default,
+    aten.contiguous.default,
+}
 
 
 @dataclass(frozen=True)
@@ -52,13 +61,27 @@ class Layer:
         return None
 
 
-def keep_value_covariance(graph: fx.Graph) -> None:
+def keep_value_covariance(traced: Traced) -> None:
     """Replace, in place, the output projections of all attention blocks where the pattern is found."""
-    for node in list(graph.nodes):
-        if node.target == ATTENTION and not node.meta.get(AT_MEAN):
-            value, output = _layer_before(node.args[2]), _layer_after(node)
-            if value is not None and output is not None:
-                _replace(graph, node, value, output)
+    for node in list(traced.graph.nodes):
+        if node.target == ATTENTION or (
+            node.target in (aten.matmul.default, aten.bmm.default) and _is_weights(node.args[0])
+        ):
+            value, output = _layer_before(_values(node)), _layer_after(node)
+            new = None if value is None or output is None else _replace(traced, node, value, output)
+            if new is not None and output is not None:
+                traced.outputs = [new if o is output.node else o for o in traced.outputs]
+
+
+def _is_weights(node: Any) -> bool:
+    """Whether a value is the softmax of attention written in pieces, up to dropout and casts."""
+    while isinstance(node, fx.Node) and node.target in _AFTER_SOFTMAX:
+        node = node.args[0]
+    return isinstance(node, fx.Node) and bool(node.meta.get(AT_MEAN))
+
+
+def _values(attention: fx.Node) -> Any:
+    return attention.args[2 if attention.target == ATTENTION else 1]
 
 
 def _layer_before(node: Any) -> Layer | None:
@@ -83,15 +106,13 @@ def _only_moves(node: fx.Node) -> bool:
     return node.target in MOVES or node.target in SPLITS or getattr(node.target, "__name__", "") == "getitem"
 
 
-def _replace(graph: fx.Graph, attention: fx.Node, value: Layer, output: Layer) -> None:
-    found, placed = _value_rows(attention, value), _output_columns(attention, output)
+def _replace(traced: Traced, attention: fx.Node, value: Layer, output: Layer) -> fx.Node | None:
+    graph, batch = traced.graph, traced.batch
+    found, placed = _value_rows(attention, value, batch), _output_columns(attention, output, batch)
     if found is None or placed is None:
-        return
+        return None
     (rows, rows_by_time), (columns, columns_by_time) = found, placed
-    defaults = (None, 0.0, False)
-    args: Any = (*attention.args, *defaults[len(attention.args) - 3 :])
-    q, k, _, mask, _, causal = args[:6]
-    settings = (mask, causal, attention.kwargs.get("scale"), attention.kwargs.get("enable_gqa", False))
+    q, k, *settings = _scores(attention)
     with graph.inserting_before(output.node):
         new = graph.call_function(
             linear_after_attention,
@@ -116,22 +137,37 @@ def _replace(graph: fx.Graph, attention: fx.Node, value: Layer, output: Layer) -
     new.meta = dict(output.node.meta)
     output.node.replace_all_uses_with(new)
     graph.erase_node(output.node)
+    return new
 
 
-def _value_rows(attention: fx.Node, value: Layer) -> tuple[Tensor, bool] | None:
+def _scores(attention: fx.Node) -> tuple[Any, ...]:
+    """Queries, keys and settings of the fused op; the weights themselves, and no keys, where it is in pieces."""
+    if attention.target != ATTENTION:
+        return attention.args[0], None, None, False, None, False
+    args: Any = (*attention.args, *(None, 0.0, False)[len(attention.args) - 3 :])
+    q, k, _, mask, _, causal = args[:6]
+    return q, k, mask, causal, attention.kwargs.get("scale"), attention.kwargs.get("enable_gqa", False)
+
+
+def _value_rows(attention: fx.Node, value: Layer, batch: int) -> tuple[Tensor, bool] | None:
     """Which output of the value layer each entry of a head is: `[heads, d]`, and whether it has time before batch."""
-    target: Any = attention.args[2]
+    target = _values(attention)
     shape = _sizes(value.node)
-    if target.meta["val"].dim() != 4:
+    if target.meta["val"].dim() not in (3, 4):
         return None
-    batch, _, tokens, _ = _sizes(target)
+    tokens = _sizes(target)[-2]
     feature = torch.arange(shape[-1]).expand(shape)
     position = torch.arange(batch * tokens).reshape(*shape[:-1], 1).expand(shape)
-    rows, places = _moved(target, value.node, feature), _moved(target, value.node, position)
+    rows, places = (_by_head(_moved(target, value.node, entries), batch) for entries in (feature, position))
     if not bool((rows == rows[:1, :, :1]).all() & (places == places[:, :1, :, :1]).all()):
         return None
     by_time = _order(places[:, 0, :, 0], batch, tokens)
     return None if by_time is None else (rows[0, :, 0], by_time)
+
+
+def _by_head(values: Tensor, batch: int) -> Tensor:
+    """`[B, heads, T, d]`, also from `[B * heads, T, d]`."""
+    return values if values.dim() == 4 else values.reshape(batch, -1, *values.shape[1:])
 
 
 def _order(places: Tensor, batch: int, tokens: int) -> bool | None:
@@ -142,12 +178,13 @@ def _order(places: Tensor, batch: int, tokens: int) -> bool | None:
     return True if bool((places == t * batch + b).all()) else None
 
 
-def _output_columns(attention: fx.Node, output: Layer) -> tuple[Tensor, bool] | None:
+def _output_columns(attention: fx.Node, output: Layer, batch: int) -> tuple[Tensor, bool] | None:
     """Which entry (head times d) each input of the output layer is: `[in]`, and whether it has time before batch."""
-    batch, heads, tokens, d = _sizes(attention)
+    shape = _sizes(attention)
+    _, heads, tokens, d = _by_head(torch.empty(shape), batch).shape
     feature = torch.arange(heads * d).reshape(1, heads, 1, d).expand(batch, heads, tokens, d)
     position = torch.arange(batch * tokens).reshape(batch, 1, tokens, 1).expand(batch, heads, tokens, d)
-    columns, places = _moved(output.x, attention, feature), _moved(output.x, attention, position)
+    columns, places = (_moved(output.x, attention, entries.reshape(shape)) for entries in (feature, position))
     columns, places = columns.reshape(-1, columns.shape[-1]), places.reshape(-1, columns.shape[-1])
     if places.shape[0] != batch * tokens or not bool((places == places[:, :1]).all() & (columns == columns[:1]).all()):
         return None

@@ -61,8 +61,8 @@ def test_prints_a_table_for_each_data_set_and_the_path(demo):
         assert all(any(line.startswith(f"  {m}") for line in lines) for m in ("MAP", "sampling", "GLM", OURS))
 
 
-def test_only_the_two_files_are_left(demo):
-    assert sorted(p.name for p in demo[2].iterdir()) == ["report.html", "results.json"]
+def test_nothing_else_is_left(demo):
+    assert sorted(p.name for p in demo[2].iterdir()) == ["bands.svg", "cost.svg", "report.html", "results.json"]
 
 
 def test_report_is_self_contained(demo):

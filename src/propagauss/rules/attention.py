@@ -111,8 +111,9 @@ class OutputProjection(nn.Module):
         self.register_buffer("value_marginal_t", None if value is None else value.t())
         self.heads, self.d = heads, d
 
-    def forward(self, x: Gaussian, h: Gaussian | Tensor, q: Tensor, k: Tensor, *settings: Any) -> Gaussian:
-        squared = attention_weights(mean_of(q), mean_of(k), *settings).square()  # [B, H, T, S]
+    def forward(self, x: Gaussian, h: Gaussian | Tensor, q: Tensor, k: Tensor | None, *settings: Any) -> Gaussian:
+        p = mean_of(q) if k is None else attention_weights(mean_of(q), mean_of(k), *settings)
+        squared = (p if p.dim() == 4 else p.unflatten(0, (-1, self.heads))).square()  # [B, H, T, S]
         batch, heads, rows, tokens = squared.shape
         mean = F.linear(x.mean, self.weight, self.bias)
         own = self._own_variance(h)
@@ -155,7 +156,7 @@ def build_output_projection(site: Site) -> Built:
         built = linear_layer(site, x, w_o, b_o, flipped_o)
         assert built is not None
         return built
-    heads = site.shape(q)[-3]
+    heads = len(rows) if k is None else site.shape(q)[-3]
     per_head = torch.tensor(rows).repeat_interleave(heads // len(rows), dim=0)  # grouped queries share values
     module = OutputProjection(output, columns, values, per_head, (by_time_o, by_time_v))
     return Built(module, (x, h, q, k, *settings), "covariance of values within a head kept; heads independent")

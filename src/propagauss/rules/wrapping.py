@@ -54,7 +54,11 @@ class LinearisedRegion(nn.Module):
         if self.affine:
             offset = f(torch.zeros_like(x.mean))
             return x.mapped(f(x.mean), lambda t: f(t) - offset)
-        return x.mapped(f(x.mean), lambda t: torch.func.jvp(f, (x.mean,), (t,))[1])
+
+        def rows(t: Tensor) -> Tensor:  # the derivative outside the vectorisation: the other order cannot be exported
+            return torch.func.jvp(torch.vmap(f), (x.mean.expand_as(t).clone(),), (t,))[1]
+
+        return x.mapped_rows(f(x.mean), rows)
 
 
 class ParameterRegion(nn.Module):
