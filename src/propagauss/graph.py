@@ -66,3 +66,8 @@ def depends(size: Any, symbols: set[Any]) -> bool:
 
 def hint(size: Any) -> int:
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def is_open(size: Any) -> bool:
+    """Whether a size may differ from the example's; a size that the model fixed is symbolic only in name."""
+    return isinstance(size, torch.SymInt) and bool(size.node.expr.free_symbols)

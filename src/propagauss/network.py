@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
+from propagauss.graph import hint, is_open
 from propagauss.inputs import as_call
 from propagauss.plan import Plan
 from propagauss.trace import Traced, flatten
@@ -34,7 +35,7 @@ class Streamlined(nn.Module):
             for x, uncertain in zip(traced.example, traced.uncertain_inputs, strict=True)
         ]
         self._literals = [None if isinstance(x, Tensor) else x for x in traced.example]
-        self._sizes = [_fixed_sizes(node, traced) for node in traced.inputs]
+        self._sizes = [_fixed_sizes(node) for node in traced.inputs]
         self._single = len(self._kinds) == 1 and self._in_spec == flatten((torch.zeros(1),), {})[1]
         self._single_output = traced.out_spec.is_leaf()
 
@@ -109,9 +110,9 @@ class Streamlined(nn.Module):
         return f"Streamlined({len(self.plan)} rewritten ops, {len(self.plan.parameters)} random parameters)"
 
 
-def _fixed_sizes(node: fx.Node | None, traced: Traced) -> tuple[int | None, ...]:
+def _fixed_sizes(node: fx.Node | None) -> tuple[int | None, ...]:
     """The sizes that an input must have; None where any will do."""
     value = None if node is None else node.meta.get("val")
     if not isinstance(value, Tensor):
         return ()
-    return tuple(None if isinstance(s, torch.SymInt) else int(s) for s in value.shape)
+    return tuple(None if is_open(s) else hint(s) for s in value.shape)
