@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from propagauss.graph import shape_of
 from propagauss.rules.shape import MOVES, SPLITS
 
 aten = torch.ops.aten
@@ -76,10 +77,10 @@ class Chains:
     def _extends(self, node: fx.Node, random: list[fx.Node]) -> bool:
         if self.any_op:
             return True
-        return is_pointwise(node.target) and all(_shape(r) == _shape(node) for r in random)
+        return is_pointwise(node.target) and all(shape_of(r) == shape_of(node) for r in random)
 
     def _compatible(self, node: fx.Node, source: fx.Node) -> bool:
-        return self.any_op or _shape(node) == _shape(source)
+        return self.any_op or shape_of(node) == shape_of(source)
 
     def _meeting_point(self, random: list[fx.Node]) -> fx.Node | None:
         first, *others = (self._chain[r] for r in random)
@@ -149,8 +150,3 @@ def _leaves(args: Any) -> list[Any]:
 
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
-
-
-def _shape(node: fx.Node) -> Any:
-    value = node.meta.get("val")
-    return tuple(value.shape) if isinstance(value, Tensor) else None

@@ -52,8 +52,13 @@ def is_transpose(node: fx.Node) -> bool:
 
 
 def shape_of(node: Any) -> tuple[Any, ...] | None:
+    """Sizes that can be compared: an open one as its expression, since comparing symbolic sizes would fix them."""
     value = node.meta.get("val")
-    return tuple(value.shape) if isinstance(value, Tensor) else None
+    return tuple(_expression(s) for s in value.shape) if isinstance(value, Tensor) else None
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if is_open(size) else hint(size)
 
 
 def dtype_of(node: fx.Node) -> torch.dtype:

@@ -12,6 +12,8 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.fx.node import map_arg
 
+from propagauss.graph import shape_of
+
 aten = torch.ops.aten
 
 
@@ -73,7 +75,7 @@ def tidied(program: ExportedProgram) -> ExportedProgram:
 def _only_part(node: fx.Node) -> fx.Node | None:
     """The single part of a concatenation that is not empty (a fresh cache is prepended as an empty tensor)."""
     parts: Any = node.args[0]
-    filled = [p for p in parts if 0 not in p.meta["val"].shape]
+    filled = [p for p in parts if 0 not in (shape_of(p) or ())]
     return filled[0] if len(filled) == 1 and len(parts) > 1 else None
 
 
@@ -112,7 +114,7 @@ def _call(graph: fx.Graph, like: fx.Node, op: Any, *args: Any) -> fx.Node:
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:
-    return a.meta["val"].shape == b.meta["val"].shape and a.meta["val"].dtype == b.meta["val"].dtype
+    return shape_of(a) == shape_of(b) and a.meta["val"].dtype == b.meta["val"].dtype
 
 
 def _is_mutable(target: Any) -> bool:
