@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import growth, mlp, report
+from benchmarks import growth, mlp, report, transformers
 from benchmarks.case import Case, Method
 from benchmarks.harness import QUICK, Settings
 from benchmarks.report import Report
 from benchmarks.run import run
 
-SUITES = {"mlp": mlp.cases, "growth": growth.cases}
-BY_DEFAULT = ("mlp",)  # the others run when --only asks for them
+SUITES = {"mlp": mlp.cases, "growth": growth.cases, "transformers": transformers.cases}
+BY_DEFAULT = ("mlp", "transformers")  # the others run when --only asks for them
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -44,6 +44,7 @@ class Case:
     inputs: Callable[[], Any]
     plain: Callable[[], Predict]
     methods: list[Method] = field(default_factory=list)
+    patience: float = 1.0  # slow models get this many times the usual time, for enough rounds
 
     def chosen(self, pattern: str | None) -> list[Method]:
         """The methods whose `case/method` contains `pattern`, or matches it as a glob."""

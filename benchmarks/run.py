@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def run(case: Case, methods: Iterable[Method], settings: Settings, quick: bool) 
         except Exception as error:  # a peer that breaks must not cost us the other rows
             notes[method.name] = f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     notes |= _disagreements([m.name for m in methods if m.same and m.name in subjects], subjects)
-    timings = measure(subjects, PLAIN, settings, case.name)
+    timings = measure(subjects, PLAIN, replace(settings, budget=settings.budget * case.patience), case.name)
     patience = PATIENCE / 10 if quick else PATIENCE
     peaks = {n: peak_bytes(s) for n, s in subjects.items() if timings[n].seconds < patience}
     return [

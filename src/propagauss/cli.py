@@ -45,11 +45,44 @@ def _demo(args: argparse.Namespace) -> int:
     return 0
 
 
+def _reproduce_options(parser: argparse.ArgumentParser) -> None:
+    from propagauss.experiments.paper.names import NAMES
+
+    parser.add_argument(
+        "names", nargs="*", choices=[*NAMES, "all", []], metavar="NAME", help=f"all, {', '.join(NAMES)}"
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data sets (or set PROPAGAUSS_DATA)")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--quick", dest="mode", action="store_const", const="quick", help="subsets: minutes, no meaning")
+    mode.add_argument("--full", dest="mode", action="store_const", const="full", help="the whole protocol (default)")
+    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="where results are kept")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of splits, training and sampling")
+    parser.add_argument("--again", action="store_true", help="also run what is stored already")
+    parser.set_defaults(mode="full")
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    from propagauss.experiments.paper.names import NAMES
+    from propagauss.experiments.paper.run import reproduce
+
+    names = list(NAMES) if "all" in args.names else list(dict.fromkeys(args.names))
+    missing = reproduce(names, args.mode, args.data, args.results, args.seed, args.again)
+    for message in missing:
+        _fail(message, 1)
+    return 1 if missing else 0
+
+
 COMMANDS: dict[str, Command] = {
     "demo": Command(
         "train on bundled data, fit posteriors, compare predictions, write an HTML report",
         _demo_options,
         _demo,
+        ("sklearn", "matplotlib"),
+    ),
+    "reproduce": Command(
+        "run experiments of the paper, resuming where a run was stopped, and write their report; no name: only the report",
+        _reproduce_options,
+        _reproduce,
         ("sklearn", "matplotlib"),
     ),
 }

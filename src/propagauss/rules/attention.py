@@ -70,9 +70,11 @@ def build_attention(site: Site) -> Built:
     return Built(attention, (q, k, v, *settings), "queries and keys by their mean")
 
 
-def linear_after_attention(*args: object) -> Gaussian:
-    """Stands in a graph for an output projection whose input comes from attention; see value_covariance.py."""
-    raise NotImplementedError("only ever replaced by its rule")
+def linear_after_attention(
+    x: Tensor, weight: Tensor, bias: Tensor | None, flipped: bool, *what_its_rule_needs: object
+) -> Tensor:
+    """An output projection of attention, as value_covariance.py puts it into graphs; here, without spread."""
+    return F.linear(x, weight.mT if flipped else weight, bias)
 
 
 MEAN_ONLY[linear_after_attention] = (12, 13, 14)
