@@ -48,9 +48,8 @@ def _demo(args: argparse.Namespace) -> int:
 def _reproduce_options(parser: argparse.ArgumentParser) -> None:
     from propagauss.experiments.paper.names import NAMES
 
-    parser.add_argument(
-        "names", nargs="*", choices=[*NAMES, "all", []], metavar="NAME", help=f"all, {', '.join(NAMES)}"
-    )
+    known = [*NAMES, "all", []]  # the empty list: no name at all
+    parser.add_argument("names", nargs="*", choices=known, metavar="NAME", help=f"all, {', '.join(NAMES)}")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data sets (or set PROPAGAUSS_DATA)")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--quick", dest="mode", action="store_const", const="quick", help="subsets: minutes, no meaning")
@@ -80,7 +79,7 @@ COMMANDS: dict[str, Command] = {
         ("sklearn", "matplotlib"),
     ),
     "reproduce": Command(
-        "run experiments of the paper, resuming where a run was stopped, and write their report; no name: only the report",
+        "run experiments of the paper, going on where a run was stopped, and write the report (no name: only that)",
         _reproduce_options,
         _reproduce,
         ("sklearn", "matplotlib"),

@@ -60,8 +60,8 @@ def _digits(demo: Demo) -> str:
     return (
         f'<h2>Digits: classification</h2>{_about(study)}<p class="soft">The network was trained with light weight '
         f"decay (prior precision {demo.settings.digits_prior}), chosen for this demo because it leaves room for "
-        f"improvement: a network that is not too sure of itself gains little from any posterior.</p>{html.bullets(notes)}"
-        f"{tables.to_html(study.results, tables.CLASSIFICATION)}{_legend()}"
+        f"improvement: a network that is not too sure of itself gains little from any posterior.</p>"
+        f"{html.bullets(notes)}{tables.to_html(study.results, tables.CLASSIFICATION)}{_legend()}"
         + html.figure(
             plots.reliability(chosen, labels),
             f"Reliability, {plots.BINS} bins (Kronecker posterior, scale fitted, mean-field link). Calibrated "

@@ -41,7 +41,7 @@ class DataMissing(PropagaussError):
 
 @dataclass(frozen=True)
 class Images:
-    """Images in [0, 1], channels first (`[N, C, H, W]`), and labels; the last part of the training set is validation."""
+    """Images in [0, 1], channels first (`[N, C, H, W]`), and their labels, in three parts."""
 
     train: Pair
     validation: Pair
