@@ -6,13 +6,20 @@ such readers is computed as in the plain model.
 
 from __future__ import annotations
 
+import operator
+from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import fx
 
-from propagauss.graph import is_float, nodes_in
+from propagauss.graph import is_float, nodes_in, shape_of
 from propagauss.patterns import AT_MEAN
 from propagauss.rules.registry import MEAN_ONLY
+
+aten = torch.ops.aten
+_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
 
 
 def wanted(graph: fx.Graph, outputs: list[Any]) -> set[fx.Node]:
@@ -28,3 +35,45 @@ def wanted(graph: fx.Graph, outputs: list[Any]) -> set[fx.Node]:
         stack.extend(n for i, arg in enumerate(node.args) if i not in ignored for n in nodes_in(arg))
         stack.extend(nodes_in(node.kwargs))
     return found
+
+
+def wanted_outputs(layer: fx.Node, wanted: set[fx.Node]) -> tuple[int, int] | None:
+    """The range of a layer's outputs (last dimension) whose spread is wanted; None if that of all of them is.
+
+    A fused projection makes queries, keys and values at once and is split: only values have a spread that matters.
+    """
+    node, width = layer, _width(layer)
+    while True:
+        readers = [user for user in node.users if is_float(user)]
+        if len(readers) != 1:
+            return None
+        (reader,) = readers
+        if reader.target not in _VIEWS:
+            break
+        if _width(reader) != width:
+            return None
+        node = reader
+    sizes = _parts(reader, width)
+    if sizes is None or any(user.target is not operator.getitem for user in reader.users):
+        return None
+    read: list[Any] = [user.args[1] for user in reader.users if user in wanted]
+    ends = list(accumulate(sizes))
+    if not read:
+        return None
+    found = (ends[min(read)] - sizes[min(read)], ends[max(read)])
+    return None if found == (0, width) else found
+
+
+def _width(node: fx.Node) -> Any:
+    return (shape_of(node) or (None,))[-1]
+
+
+def _parts(node: fx.Node, width: Any) -> list[int] | None:
+    """Sizes of the parts if the node splits the last dimension."""
+    if not isinstance(width, int) or node.target not in _SPLITS:
+        return None
+    source, _, *rest = node.args
+    dim: Any = rest[0] if rest else node.kwargs.get("dim", 0)
+    if dim not in (-1, len(shape_of(source) or ()) - 1):
+        return None
+    return [int(part.shape[-1]) for part in node.meta["val"]]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
+from propagauss.demand import wanted_outputs
 from propagauss.graph import hint, nodes_in
 from propagauss.posterior.base import Posterior
 from propagauss.rules.registry import Options, Weight
@@ -42,6 +43,10 @@ class SiteOf:
     @property
     def posterior(self) -> Posterior | None:
         return self.rewriter.posterior
+
+    @property
+    def wanted_outputs(self) -> tuple[int, int] | None:
+        return wanted_outputs(self.node, self.rewriter.wanted)
 
     def is_random(self, arg: Any) -> bool:
         return any(a in self.rewriter.random for a in nodes_in(arg))

@@ -17,8 +17,8 @@ from propagauss import cli
 from propagauss.baselines import MonteCarlo
 from propagauss.experiments import commentary, data, tables
 from propagauss.experiments.demo import STEPS, Settings, compute
+from propagauss.experiments.files import write
 from propagauss.experiments.methods import OURS, Result, Sampler, best, fit_class_sampler, is_tied
-from propagauss.experiments.report import _replace
 from propagauss.experiments.timing import relative_times
 from propagauss.experiments.training import mlp, train
 
@@ -223,12 +223,12 @@ def test_commentary_says_when_ours_loses_and_when_it_wins():
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "report.html"
-    _replace(path, "old")
+    write(path, "old")
 
     def fail(source, target):
         raise OSError("disk is full")
 
-    monkeypatch.setattr("propagauss.experiments.report.os.replace", fail)
+    monkeypatch.setattr("propagauss.experiments.files.os.replace", fail)
     with pytest.raises(OSError, match="full"):
-        _replace(path, "new")
+        write(path, "new")
     assert path.read_text() == "old" and list(Path(tmp_path).iterdir()) == [path]

@@ -21,26 +21,42 @@ from propagauss.rules.registry import Built, Site, builder, rule
 
 aten = torch.ops.aten
 
+# In the next three functions, `others` counts the outputs before and after those whose spread is wanted: matrices of
+# spreads have no rows for them, and their variance is given as 0, for nobody to read.
+Others = tuple[int, int] | None
+
 
 def linear_fixed_input(
-    x: Tensor, weight: Tensor, bias: Tensor | None, spread: Tensor, bias_spread: Tensor | None
+    x: Tensor, weight: Tensor, bias: Tensor | None, spread: Tensor, bias_spread: Tensor | None, others: Others = None
 ) -> Gaussian:
     """Independent weights, fixed input: `var = m² Vᵀ + v_b`. Two products of the size of the layer's own."""
-    return Gaussian.diagonal(F.linear(x, weight, bias), F.linear(x * x, spread, bias_spread))
+    return Gaussian.diagonal(F.linear(x, weight, bias), _beside(F.linear(x * x, spread, bias_spread), others))
 
 
 def linear_random_input(
-    x: Gaussian, weight: Tensor, bias: Tensor | None, spread: Tensor, bias_spread: Tensor | None, second_t: Tensor
+    x: Gaussian,
+    weight: Tensor,
+    bias: Tensor | None,
+    spread: Tensor,
+    bias_spread: Tensor | None,
+    second_t: Tensor,
+    others: Others = None,
 ) -> Gaussian:
     """Independent weights, random input: `var = m² Vᵀ + v_b + v (W² + V)ᵀ`, the second matrix precomputed."""
     m = x.mean
     own = F.linear(m * m, spread, bias_spread)
-    return Gaussian.diagonal(F.linear(m, weight, bias), _accumulate(own, x.variance, second_t))
+    return Gaussian.diagonal(F.linear(m, weight, bias), _beside(_accumulate(own, x.variance, second_t), others))
 
 
-def linear_fixed_weight(x: Gaussian, weight: Tensor, bias: Tensor | None, squared: Tensor) -> Gaussian:
+def linear_fixed_weight(
+    x: Gaussian, weight: Tensor, bias: Tensor | None, squared: Tensor, others: Others = None
+) -> Gaussian:
     """Fixed weights, random input: `var = v (W²)ᵀ`."""
-    return Gaussian.diagonal(F.linear(x.mean, weight, bias), F.linear(x.variance, squared))
+    return Gaussian.diagonal(F.linear(x.mean, weight, bias), _beside(F.linear(x.variance, squared), others))
+
+
+def _beside(variance: Tensor, others: Others) -> Tensor:
+    return variance if others is None else F.pad(variance, others)
 
 
 class Linear(nn.Module):
@@ -207,14 +223,21 @@ def linear_layer(site: Site, x: Any, weight: Any, bias: Any, flipped: bool) -> B
         if isinstance(noise, KroneckerNoise) and noise.has_weight and site.positions(x) == 1:
             return Built(kronecker_layer, (x, matrix, offset, *noise.constants()), note)
         return Built(FullLinear(matrix, offset, noise, site.positions(x)), (x,), note)
-    if noise is None:
-        return Built(linear_fixed_weight, (x, matrix, offset, matrix.square()), note)
-    if not isinstance(noise, DiagonalNoise) or noise.weight is None:
+    if noise is not None and (not isinstance(noise, DiagonalNoise) or noise.weight is None):
         return Built(Linear(matrix, offset, noise, site.is_random(x)), (x,), note)
-    spreads = (noise.weight, noise.bias)
+    part, others = slice(None), None
+    if site.wanted_outputs is not None:
+        part = slice(*site.wanted_outputs)
+        others = (part.start, len(matrix) - part.stop)
+        note += f"; spread of outputs {part.start} to {part.stop - 1} only, the others enter by their mean"
+    if noise is None:
+        return Built(linear_fixed_weight, (x, matrix, offset, matrix[part].square(), others), note)
+    assert noise.weight is not None
+    spreads = (noise.weight[part], None if noise.bias is None else noise.bias[part])
     if not site.is_random(x):
-        return Built(linear_fixed_input, (x, matrix, offset, *spreads), note)
-    return Built(linear_random_input, (x, matrix, offset, *spreads, second_moment(matrix, noise).t()), note)
+        return Built(linear_fixed_input, (x, matrix, offset, *spreads, others), note)
+    second_t = second_moment(matrix, noise)[part].t()
+    return Built(linear_random_input, (x, matrix, offset, *spreads, second_t, others), note)
 
 
 def _describe(weight: str | None, bias: str | None, random_input: bool) -> str:

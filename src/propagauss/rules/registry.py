@@ -72,6 +72,7 @@ class Site(Protocol):
     kwargs: dict[str, Any]
     options: Options
     posterior: Posterior | None
+    wanted_outputs: tuple[int, int] | None  # the only part of the last dimension whose spread is used, if not all
 
     def is_random(self, arg: Any) -> bool:
         """Whether an argument (a node, a literal or a list of them) is uncertain at run time."""
