@@ -54,6 +54,7 @@ $(VENV)/.dev: $(VENV)/.demo requirements/peers.txt
 	$(BIN)/python requirements/declared.py experiments export ivon docs dev > $(VENV)/dev.txt
 	$(PIP) install -q $(PINNED) -r $(VENV)/dev.txt
 	$(PIP) install -q $(PINNED) --no-deps -r requirements/peers.txt
+	$(PIP) install -q $(PINNED) --no-deps --upgrade --target $(VENV)/timm timm torchvision
 	@! $(PIP) show -q torchvision 2>/dev/null || { echo "torchvision is in $(VENV): see docs/gotchas.md"; exit 1; }
 	@touch $@
 

@@ -160,20 +160,21 @@ def headline(report: Report) -> str:
 
 def update_page(report: Report, page: Path = PAGE) -> None:
     """Put the tables of `report` between the markers of the page."""
-    _between(page, markdown(report))
+    between(page, markdown(report))
 
 
 def update_readme(report: Report) -> None:
-    _between(README, headline(report))
+    between(README, headline(report))
 
 
-def _between(page: Path, tables: str) -> None:
+def between(page: Path, tables: str, start: str = START, end: str = END) -> None:
+    """Put text between two markers of a page."""
     text = page.read_text()
-    if text.count(START) != 1 or text.count(END) != 1:
-        raise SystemExit(f"{page} needs the markers {START} and {END}, once each")
-    before, rest = text.split(START)
-    after = rest.split(END)[1]
-    write(page, f"{before}{START}\n\n{tables}\n\n{END}{after}")
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise SystemExit(f"{page} needs the markers {start} and {end}, once each")
+    before, rest = text.split(start)
+    after = rest.split(end)[1]
+    write(page, f"{before}{start}\n\n{tables}\n\n{end}{after}")
 
 
 def write(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 import propagauss as pg
 from benchmarks.case import Case, Method, Predict, SkipMethod
 
+Name = Literal["vit", "gpt"]
 TOKENS = 128
 PATIENCE = 3.0
 VARIANCE = 1e-4  # of every random parameter; no timing depends on it
@@ -53,16 +54,16 @@ def tokens() -> torch.Tensor:
 
 
 @cache
-def model(name: Literal["vit", "gpt"]) -> nn.Module:
+def model(name: Name) -> nn.Module:
     return vit() if name == "vit" else gpt()
 
 
-def plain(name: Literal["vit", "gpt"]) -> Predict:
+def plain(name: Name) -> Predict:
     network = model(name)
     return lambda x: network(x).logits
 
 
-def streamlined(name: Literal["vit", "gpt"], patterns: list[str], attention: Literal["variance", "covariance"]) -> Any:
+def streamlined(name: Name, patterns: list[str], attention: Literal["variance", "covariance"]) -> Any:
     network = model(name)
     posterior = pg.DiagonalPosterior({n: torch.full_like(p, VARIANCE) for n, p in network.named_parameters()})
     example = image() if name == "vit" else tokens()
@@ -94,7 +95,7 @@ def cases(batches: Iterable[int] | None = None) -> list[Case]:
 
 
 def _ours(
-    name: Literal["vit", "gpt"],
+    name: Name,
     title: str,
     patterns: list[str],
     limit: float | None,

@@ -9,13 +9,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -194,7 +197,7 @@ def _convolutional() -> list[Model]:
     return [model(n) for n in NETWORKS]
 
 
-TRANSFORMERS = [*HUGGING_FACE, *TORCH, *TIMM]
+TRANSFORMERS = [*HUGGING_FACE, *TORCH]
 
 
 # -- what each can do
@@ -276,19 +279,41 @@ def row(model: Model) -> tuple[str, ...] | None:
     return model.name, "yes", "yes" if agrees(model, 1) else "no", batch, sequence, f"{ratio(model, 400):.2f}"
 
 
+def timm_rows() -> list[tuple[str, ...]]:
+    """Rows of timm's models, made in a process of their own: with torchvision around, other libraries do not load."""
+    if not TIMM_FOLDER.is_dir():
+        return []
+    command = [sys.executable, __file__, "--only-timm"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [tuple(cells) for cells in json.loads(done.stdout.splitlines()[-1])]
+
+
+def _print_timm_rows() -> None:
+    # PyPI's torchvision fails at this module beside a CPU build of torch; timm does not need what it registers
+    sys.modules["torchvision._meta_registrations"] = ModuleType("torchvision._meta_registrations")
+    sys.path.append(str(TIMM_FOLDER))
+    print(json.dumps([row(model) for model in TIMM]))
+
+
 def table(models: list[Model]) -> str:
-    rows = [HEADER, ("---",) * len(HEADER), *filter(None, map(row, models))]
+    rows = [HEADER, ("---",) * len(HEADER), *filter(None, map(row, models)), *timm_rows()]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
+TIMM_FOLDER = Path(sys.prefix) / "timm"  # where `make setup` puts timm and torchvision, apart from all else
 START, END = "<!-- compatibility:start -->", "<!-- compatibility:end -->"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", type=Path, help="a page that holds the markers of the table")
-    page = parser.parse_args().write
+    parser.add_argument("--only-timm", action="store_true", help="print the rows of timm's models as JSON")
+    args = parser.parse_args()
+    page = args.write
     torch.set_num_threads(1)
+    if args.only_timm:
+        _print_timm_rows()
+        return
     text = table([*TRANSFORMERS, *_convolutional()])
     if page is None:
         print(text)

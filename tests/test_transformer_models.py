@@ -16,7 +16,19 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
-from compatibility import LENGTH, OTHER_LENGTH, TRANSFORMERS, Model, call, posterior, ratio, streamlined, tokens, varies
+from compatibility import (
+    LENGTH,
+    OTHER_LENGTH,
+    TRANSFORMERS,
+    Model,
+    call,
+    posterior,
+    ratio,
+    streamlined,
+    timm_rows,
+    tokens,
+    varies,
+)
 
 BY_NAME = {m.name: m for m in TRANSFORMERS}
 EACH = pytest.mark.parametrize("model", TRANSFORMERS, ids=str)
@@ -41,6 +53,16 @@ def selected(network: nn.Module, pattern: str) -> pg.Posterior:
 
 
 # -- the compatibility table
+
+
+def test_timm() -> None:
+    rows = timm_rows()
+    if not rows:
+        pytest.skip("timm is not installed")
+    assert [cells[0] for cells in rows] == ["timm ViT", "timm ResNet", "timm ConvNeXt"]
+    for _, exports, mean, batch, _, deviation in rows:
+        assert (exports, mean, batch) == ("yes", "yes", "yes")
+        assert 0.6 < float(deviation) < 1.6
 
 
 @EACH

@@ -1,6 +1,6 @@
 """propagauss: the predictive distribution of a Bayesian neural network, analytically, in one forward pass."""
 
-from propagauss import baselines, links, metrics
+from propagauss import baselines, links, metrics, tasks
 from propagauss.errors import InputError, PosteriorError, PropagaussError, UnsupportedOpError
 from propagauss.gaussian import Gaussian
 from propagauss.likelihood import Classifier, Regressor
@@ -44,4 +44,5 @@ __all__ = [
     "metrics",
     "rule",
     "streamline",
+    "tasks",
 ]
