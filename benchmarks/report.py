@@ -155,6 +155,19 @@ def headline(report: Report) -> str:
     for method in methods:
         cells = [rows[case, method].cells()[1] if (case, method) in rows else "" for case in wanted]
         lines.append(f"| {' | '.join([method, *cells])} |")
+    return "\n\n".join(filter(None, ("\n".join(lines), _transformers(report))))
+
+
+def _transformers(report: Report) -> str:
+    """One row per part of a large model that is Bayesian."""
+    models = {"transformers/vit": "ViT-base", "transformers/gpt": "GPT-2"}
+    rows = [r for r in report.rows if r.case in models and r.method != PLAIN and r.timing]
+    if not rows:
+        return ""
+    lines = ["| large models, batch 1: what is Bayesian | time | memory |", "|---|--:|--:|"]
+    for row in rows:
+        cells = row.cells()
+        lines.append(f"| {models[row.case]}: {row.method} | {cells[1]} | {cells[4]} |")
     return "\n".join(lines)
 
 
