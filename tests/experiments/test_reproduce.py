@@ -1,0 +1,200 @@
+"""`propagauss reproduce NAME --quick`, from the command line, on made-up data in the layout of the real files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+from propagauss import cli
+from propagauss.experiments.paper import datasets
+from propagauss.experiments.paper.experiment import Context, Experiment, Section, Unit
+from propagauss.experiments.paper.names import NAMES, experiment
+from propagauss.experiments.paper.run import report, run
+from propagauss.experiments.paper.store import Store
+
+UCI = {"servo": 4, "ld": 5, "am": 7, "rev": 6, "ff": 12, "itt": 33, "ccs": 8, "asn": 5, "cac": 127, "pt": 19, "ccpp": 4}
+
+
+def _images(path: Path, train: int, test: int, size: tuple[int, ...], classes: int, validation: int = 0) -> None:
+    """Bars whose place tells the class, so that there is something to learn."""
+    generator = np.random.default_rng(0)
+    parts = {"train": train, "test": test} | ({"val": validation} if validation else {})
+    arrays = {}
+    for part, count in parts.items():
+        y = np.arange(count) % classes
+        x = generator.integers(0, 80, (count, *size))
+        for row, label in enumerate(y):
+            x[row, 2 * label : 2 * label + 3] += 150
+        arrays |= {f"x_{part}": x.astype(np.uint8), f"y_{part}": y.astype(np.uint8)}
+    np.savez(path, **arrays)
+
+
+def _rows(count: int, **fields: str) -> str:
+    return "".join(
+        json.dumps({"idx": i, "label": i % 2} | {k: v.format(i) for k, v in fields.items()}) + "\n"
+        for i in range(count)
+    )
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for part in ("images", "uci"):
+        (folder / part).mkdir()
+    _images(folder / "images" / "mnist.npz", 11_500, 600, (28, 28), 10)
+    shutil.copy(folder / "images" / "mnist.npz", folder / "images" / "fashion_mnist.npz")
+    _images(folder / "images" / "pneumoniamnist.npz", 600, 200, (28, 28), 2, validation=200)
+    _images(folder / "images" / "cifar10.npz", 1500, 300, (32, 32, 3), 10)
+    _images(folder / "images" / "dtd10_64px.npz", 100, 100, (64, 64, 3), 10, validation=100)
+    generator = np.random.default_rng(0)
+    for name, inputs in UCI.items():
+        x = generator.normal(size=(120, inputs))
+        table = np.column_stack([x, x[:, 0] + 0.1 * generator.normal(size=120)])
+        names = ",".join(f"c{i}" for i in range(inputs + 1))
+        np.savetxt(folder / "uci" / f"{name}.csv", table, delimiter=",", header=names, comments="")
+    sentences = {
+        "sentence1": "the cat {} sat",
+        "sentence2": "a dog {} ran",
+        "word": "cat",
+        "question": "is {} even",
+        "passage": "a number {}",
+    }
+    for task in ("boolq", "mrpc", "wic"):
+        (folder / "text" / task).mkdir(parents=True)
+        for part in ("train", "validation", "test"):
+            (folder / "text" / task / f"{part}.jsonl").write_text(_rows(120, **sentences))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_quick(name: str, data: Path, tmp_path: Path) -> None:
+    missing = [package for package in experiment(name).needs if not _installed(package)]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    command = ["reproduce", name, "--quick", "--data", str(data), "--results", str(tmp_path)]
+    assert cli.main(command) == 0
+    stored = {p: p.read_text() for p in (tmp_path / name / "quick").glob("*.json")}
+    assert stored
+    record = json.loads(next(iter(stored.values())))
+    assert {"config", "seed", "versions", "results"} <= record.keys()
+    page = (tmp_path / "report-quick.html").read_text()
+    assert f'id="{name}"' in page and "nan" not in page.lower().split()
+    assert cli.main(command) == 0  # nothing is run again
+    assert {p: p.read_text() for p in stored} == stored
+
+
+def _installed(package: str) -> bool:
+    try:
+        __import__(package)
+    except ImportError:
+        return False
+    return True
+
+
+# -- the frame
+
+
+def counting(calls: list[str], fail: str = "") -> Experiment:
+    def unit(key: str) -> Unit:
+        def work(context: Context) -> dict[str, Any]:
+            calls.append(key)
+            if key == fail:
+                raise RuntimeError("stopped")
+            return {"value": len(key)}
+
+        return Unit(key, {"key": key, "sizes": (1, 2)}, work)
+
+    return Experiment(
+        "counting", "Counting", "no table", lambda c: [unit("a"), unit("bb"), unit("ccc")], lambda r: Section(str(r))
+    )
+
+
+def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    calls: list[str] = []
+    with pytest.raises(RuntimeError, match="stopped"):
+        run(counting(calls, fail="bb"), Context("quick"), tmp_path)
+    assert run(counting(calls), Context("quick"), tmp_path) == 2
+    assert calls == ["a", "bb", "bb", "ccc"]
+    assert run(counting(calls), Context("quick"), tmp_path) == 0
+    assert run(counting(calls), Context("quick", seed=1), tmp_path) == 3  # another seed, other numbers
+    assert run(counting(calls), Context("quick", seed=1), tmp_path, again=True) == 3
+
+
+def test_broken_records_are_made_again(tmp_path: Path) -> None:
+    calls: list[str] = []
+    run(counting(calls), Context("quick"), tmp_path)
+    file = tmp_path / "counting" / "quick" / "a.json"
+    file.write_text(file.read_text()[:40])
+    assert set(Store(tmp_path, "counting", "quick").records()) == {"bb", "ccc"}
+    assert run(counting(calls), Context("quick"), tmp_path) == 1
+
+
+def test_missing_data_is_named_with_where_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PROPAGAUSS_DATA", raising=False)
+    assert cli.main(["reproduce", "mnist", "--quick", "--results", str(tmp_path / "a")]) == 1
+    assert "--data" in capsys.readouterr().err
+    command = ["reproduce", "mnist", "--quick", "--data", str(tmp_path), "--results", str(tmp_path / "b")]
+    assert cli.main(command) == 1
+    said = capsys.readouterr().err
+    assert "images/mnist.npz" in said and "LeCun" in said
+
+
+def test_without_a_name_only_the_report_is_written(tmp_path: Path) -> None:
+    assert cli.main(["reproduce", "--results", str(tmp_path)]) == 0
+    assert (tmp_path / "report.html").is_file()
+    assert report(tmp_path, "quick").name == "report-quick.html"
+
+
+# -- files
+
+
+def test_images(data: Path) -> None:
+    context = Context("quick", data=data)
+    found = datasets.images(context, "cifar10", validation=100)
+    assert found.train[0].shape == (1400, 3, 32, 32) and found.validation[0].shape == (100, 3, 32, 32)
+    assert found.classes == 10 and found.test[0].max() <= 1
+    assert datasets.images(context, "pneumoniamnist").validation[0].shape == (200, 1, 28, 28)
+
+
+def test_medmnist_names_are_understood(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    x, y = np.zeros((6, 28, 28), np.uint8), np.arange(6, dtype=np.uint8)[:, None]
+    arrays = {f"{part}_{kind}": a for part in ("train", "val", "test") for kind, a in (("images", x), ("labels", y))}
+    np.savez(tmp_path / "images" / "organcmnist.npz", **arrays)
+    found = datasets.images(Context("quick", data=tmp_path), "organcmnist")
+    assert found.validation[1].tolist() == [0, 1, 2, 3, 4, 5] and found.classes == 6
+
+
+def test_svhn(tmp_path: Path) -> None:
+    from scipy.io import savemat
+
+    (tmp_path / "images").mkdir()
+    x = np.random.default_rng(0).integers(0, 255, (32, 32, 3, 5), dtype=np.uint8)
+    savemat(tmp_path / "images" / "svhn_test_32x32.mat", {"X": x, "y": np.array([[1], [10], [3], [4], [5]])})
+    images, labels = datasets.svhn(Context("quick", data=tmp_path))
+    assert images.shape == (5, 3, 32, 32) and labels.tolist() == [1, 0, 3, 4, 5]
+
+
+def test_tables_keep_text_and_gaps(tmp_path: Path) -> None:
+    (tmp_path / "uci").mkdir()
+    (tmp_path / "uci" / "am.csv").write_text("a,b,y\n1,x,2\n,z,3\n")
+    table = datasets.uci(Context("quick", data=tmp_path), "am")
+    assert table.names == ["a", "b"] and np.isnan(table.columns[0][1]) and table.columns[1].tolist() == ["x", "z"]
+
+
+def test_a_file_of_another_form_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    np.savez(tmp_path / "images" / "mnist.npz", x=np.zeros(3))
+    with pytest.raises(datasets.DataMissing, match="x_train"):
+        datasets.images(Context("quick", data=tmp_path), "mnist")
