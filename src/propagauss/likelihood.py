@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -20,6 +22,7 @@ from propagauss.calibration import (
     fit_regression_scale,
 )
 from propagauss.errors import InputError, nearest
+from propagauss.export import export
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, call
 from propagauss.links import LINKS, Link, categorical, monte_carlo
@@ -53,8 +56,34 @@ class Likelihood(nn.Module):
 
     def latent(self, *x: Any, **named: Any) -> Gaussian:
         """The latent Gaussian, with the scale applied."""
-        latent = as_latent(call(self.net, *x, **named))
+        return self._scaled(as_latent(call(self.net, *x, **named)))
+
+    def export(self, path: str | os.PathLike[str], covariance: bool = False) -> Path:
+        """Write the predictor as a torch.export archive (`.pt2`) or an ONNX graph (`.onnx`); returns the path.
+
+        Inputs are those of the net as plain tensors (a Gaussian input is two, mean and variance); outputs are `mean`
+        and `variance` of the latent with the scale applied, and what the predictor makes of them (see its class).
+        Neither file needs propagauss to run, and the batch is open if it is in the net.
+
+        Args:
+            covariance: also return the `covariance` of the latent, `[batch, n, n]`.
+        """
+
+        def outputs(latent: Gaussian) -> dict[str, Tensor]:
+            scaled = self._scaled(latent)
+            return self._outputs(scaled) | ({"covariance": scaled.covariance} if covariance else {})
+
+        return export(self.net, path, outputs, self._details())
+
+    def _scaled(self, latent: Gaussian) -> Gaussian:
         return latent.scale(self.covariance_scale.to(latent.device, latent.dtype))
+
+    def _outputs(self, latent: Gaussian) -> dict[str, Tensor]:
+        """What an exported predictor returns, from the latent with the scale applied."""
+        raise NotImplementedError
+
+    def _details(self) -> dict[str, Any]:
+        return {"scale": self.scale}
 
     def extra_repr(self) -> str:
         return f"scale={self.scale:.4g}" + (f"\n# {self.fit_report}" if self.fit_report else "")
@@ -93,7 +122,9 @@ class Classifier(Likelihood):
 
     def log_probs(self, *x: Any, **named: Any) -> Tensor:
         """Log-probabilities of the classes, finite and normalised: `[batch, ..., classes]`."""
-        latent = self.latent(*x, **named)
+        return self._log_probs(self.latent(*x, **named))
+
+    def _log_probs(self, latent: Gaussian) -> Tensor:
         if latent.mean.dim() < 2 or latent.mean.shape[-1] < 2:
             raise InputError(
                 f"the net returned logits of shape {tuple(latent.shape)}; a Classifier needs [batch, ..., classes] "
@@ -113,6 +144,13 @@ class Classifier(Likelihood):
         report = fit_class_scale(self.net, loader, self._link, self.scale, self._uses_covariances, progress)
         self.scale, self.fit_report = report.after, report
         return self
+
+    def _outputs(self, latent: Gaussian) -> dict[str, Tensor]:
+        probabilities = self._log_probs(latent).exp()
+        return {"mean": latent.mean, "variance": latent.variance, "probabilities": probabilities}
+
+    def _details(self) -> dict[str, Any]:
+        return super()._details() | {"predictor": "Classifier", "link": self.link}
 
     @property
     def _uses_covariances(self) -> bool:
@@ -183,6 +221,13 @@ class Regressor(Likelihood):
         if report.noise is not None:
             self.noise_stddev = report.noise.to(self.noise_stddev)
         return self
+
+    def _outputs(self, latent: Gaussian) -> dict[str, Tensor]:
+        epistemic, aleatoric = self._decompose(latent)
+        return {"mean": latent.mean, "variance": epistemic + aleatoric, "epistemic_variance": epistemic}
+
+    def _details(self) -> dict[str, Any]:
+        return super()._details() | {"predictor": "Regressor", "noise": self.noise_stddev.tolist()}
 
     def _decompose(self, latent: Gaussian) -> Decomposition:
         noise = self.noise_stddev.to(latent.device, latent.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +15,52 @@ from propagauss.graph import hint, is_open
 from propagauss.inputs import as_call
 from propagauss.plan import Plan
 from propagauss.trace import Traced, flatten
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One input of a network, as the example had it."""
+
+    name: str
+    literal: bool = False  # None or a number: built in, `value` says which
+    value: Any = None
+    uncertain: bool = False
+    dtype: torch.dtype | None = None
+    sizes: tuple[int | None, ...] = ()  # None where any size will do
+    example: tuple[int, ...] = ()
+
+    def check(self, i: int, leaf: Any) -> None:
+        """Refuse what the network was not streamlined for."""
+        if self.literal:
+            if leaf != self.value:
+                raise InputError(
+                    f"input {i} was {self.value!r} when the network was streamlined and is built in, "
+                    f"but is {leaf!r} now: streamline again with that value in the example"
+                )
+            return
+        if self.uncertain and not isinstance(leaf, Gaussian):
+            raise InputError(
+                f"input {i} was a Gaussian when the network was streamlined, but is a {type(leaf).__name__}: pass "
+                "pg.Gaussian(x, variance=...), or streamline again with a plain example"
+            )
+        if not self.uncertain and not isinstance(leaf, Tensor):
+            raise InputError(
+                f"input {i} was a plain tensor when the network was streamlined, but is a {type(leaf).__name__}: "
+                "pass a tensor, or streamline again with a Gaussian as the example"
+            )
+        if leaf.dtype != self.dtype:
+            raise InputError(
+                f"input {i} is {leaf.dtype}; the network was streamlined for {self.dtype}: convert it with .to()"
+            )
+        fits = len(leaf.shape) == len(self.sizes) and all(
+            n is None or n == m for n, m in zip(self.sizes, leaf.shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join("any" if n is None else str(n) for n in self.sizes)
+            raise InputError(
+                f"input {i} has shape {tuple(leaf.shape)}; the network takes [{wanted}], as the model or the example "
+                "fixes it: streamline again with an example of this shape"
+            )
 
 
 class Streamlined(nn.Module):
@@ -29,14 +76,8 @@ class Streamlined(nn.Module):
         self.plan = plan
         self._in_spec = traced.in_spec
         self._out_spec = traced.out_spec
-        self._used = [node is not None for node in traced.inputs]
-        self._kinds = [
-            ("Gaussian" if uncertain else "tensor", x.dtype) if isinstance(x, Tensor) else None
-            for x, uncertain in zip(traced.example, traced.uncertain_inputs, strict=True)
-        ]
-        self._literals = [None if isinstance(x, Tensor) else x for x in traced.example]
-        self._sizes = [_fixed_sizes(node) for node in traced.inputs]
-        self._single = len(self._kinds) == 1 and self._in_spec == flatten((torch.zeros(1),), {})[1]
+        self.slots = _slots(traced)
+        self._single = len(self.slots) == 1 and self._in_spec == flatten((torch.zeros(1),), {})[1]
         self._single_output = traced.out_spec.is_leaf()
 
     @property
@@ -49,15 +90,19 @@ class Streamlined(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """`.to()`, `.double()` and the like also change which inputs are accepted."""
-        self._kinds = [kind and (kind[0], fn(torch.empty(0, dtype=kind[1])).dtype) for kind in self._kinds]
+        self.slots = [replace(s, dtype=s.dtype and fn(torch.empty(0, dtype=s.dtype)).dtype) for s in self.slots]
         return super()._apply(fn, recurse)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._single and len(args) == 1 and not kwargs:
             leaves: list[Any] = [args[0]]
-            self._check(0, args[0])
+            self.slots[0].check(0, args[0])
         else:
             leaves = self._flatten(args, kwargs)
+        return self.from_leaves(leaves)
+
+    def from_leaves(self, leaves: list[Any]) -> Any:
+        """The output for the tensors and Gaussians of a call in the order of `slots`, without its literals."""
         outputs = self.body.forward(*leaves)
         return outputs[0] if self._single_output else pytree.tree_unflatten(outputs, self._out_spec)
 
@@ -67,52 +112,28 @@ class Streamlined(nn.Module):
             leaves, spec = flatten(*as_call(args[0]))
         if spec != self._in_spec:
             raise InputError(f"this network was streamlined for inputs of the form {self._in_spec}, got {spec}")
-        for i, leaf in enumerate(leaves):
-            self._check(i, leaf)
-        return [leaf for leaf, used in zip(leaves, self._used, strict=True) if used]
-
-    def _check(self, i: int, leaf: Any) -> None:
-        kind = self._kinds[i]
-        if kind is None:
-            if leaf != self._literals[i]:
-                raise InputError(
-                    f"input {i} was {self._literals[i]!r} when the network was streamlined and is built in, "
-                    f"but is {leaf!r} now: streamline again with that value in the example"
-                )
-            return
-        form, dtype = kind
-        if form == "Gaussian" and not isinstance(leaf, Gaussian):
-            raise InputError(
-                f"input {i} was a Gaussian when the network was streamlined, but is a {type(leaf).__name__}: pass "
-                "pg.Gaussian(x, variance=...), or streamline again with a plain example"
-            )
-        if form == "tensor" and not isinstance(leaf, Tensor):
-            raise InputError(
-                f"input {i} was a plain tensor when the network was streamlined, but is a {type(leaf).__name__}: "
-                "pass a tensor, or streamline again with a Gaussian as the example"
-            )
-        if leaf.dtype != dtype:
-            raise InputError(
-                f"input {i} is {leaf.dtype}; the network was streamlined for {dtype}: convert it with .to()"
-            )
-        sizes = self._sizes[i]
-        fits = len(leaf.shape) == len(sizes) and all(
-            n is None or n == m for n, m in zip(sizes, leaf.shape, strict=True)
-        )
-        if not fits:
-            wanted = ", ".join("any" if n is None else str(n) for n in sizes)
-            raise InputError(
-                f"input {i} has shape {tuple(leaf.shape)}; the network takes [{wanted}], as the model or the example "
-                "fixes it: streamline again with an example of this shape"
-            )
+        for i, (slot, leaf) in enumerate(zip(self.slots, leaves, strict=True)):
+            slot.check(i, leaf)
+        return [leaf for slot, leaf in zip(self.slots, leaves, strict=True) if not slot.literal]
 
     def __repr__(self) -> str:
         return f"Streamlined({len(self.plan)} rewritten ops, {len(self.plan.parameters)} random parameters)"
 
 
-def _fixed_sizes(node: fx.Node | None) -> tuple[int | None, ...]:
-    """The sizes that an input must have; None where any will do."""
-    value = None if node is None else node.meta.get("val")
-    if not isinstance(value, Tensor):
-        return ()
-    return tuple(None if is_open(s) else hint(s) for s in value.shape)
+def _slots(traced: Traced) -> list[Slot]:
+    example = pytree.tree_unflatten(traced.example, traced.in_spec)
+    names = ["_".join(str(_key(k)) for k in path[1:]) for path, _ in pytree.tree_leaves_with_path(example)]
+    names = [f"x{name}" if name.isdigit() else name for name in names]
+    entries = zip(names, traced.inputs, traced.example, traced.uncertain_inputs, strict=True)
+    return [_slot(name, node, value, uncertain) for name, node, value, uncertain in entries]
+
+
+def _key(key: Any) -> Any:
+    return getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))
+
+
+def _slot(name: str, node: fx.Node | None, value: Any, uncertain: bool) -> Slot:
+    if node is None or not isinstance(value, Tensor):
+        return Slot(name, literal=True, value=value)
+    sizes = tuple(None if is_open(s) else hint(s) for s in node.meta["val"].shape)
+    return Slot(name, uncertain=uncertain, dtype=value.dtype, sizes=sizes, example=tuple(value.shape))

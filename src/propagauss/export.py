@@ -1,0 +1,153 @@
+"""Out of Python: a streamlined network as a torch.export archive (`.pt2`) or an ONNX graph (`.onnx`).
+
+Both take plain tensors and return plain tensors, with the batch left open where the network has it open, and need
+neither propagauss nor the model's own code to run.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+import propagauss
+from propagauss.errors import InputError
+from propagauss.gaussian import Gaussian
+from propagauss.network import Slot, Streamlined
+
+Outputs = Callable[[Gaussian], dict[str, Tensor]]
+
+
+def export(net: Any, path: str | os.PathLike[str], outputs: Outputs, details: dict[str, Any]) -> Path:
+    """Write the network with what `outputs` makes of its latent; the ending of the path says in which form."""
+    target = Path(path)
+    writers = {".pt2": _write_archive, ".onnx": _write_onnx}
+    if target.suffix not in writers:
+        raise InputError(f"cannot export to '{target.name}': the name must end in .pt2 or .onnx")
+    if not isinstance(net, Streamlined):
+        raise InputError(f"only a streamlined network can be exported, not a {type(net).__name__}: use pg.streamline")
+    if not target.parent.is_dir():
+        raise InputError(f"there is no folder {target.parent}")
+    module = Deployed(net, outputs).eval()
+    program = _program(module)
+    details = {"propagauss": propagauss.__version__, "torch": torch.__version__} | details
+    with _whole(target) as temporary:
+        writers[target.suffix](program, module, temporary, {k: str(v) for k, v in details.items()})
+    return target
+
+
+class Deployed(nn.Module):
+    """Tensors in, a dictionary of tensors out. A Gaussian input is two tensors: mean, and variance or covariance."""
+
+    def __init__(self, net: Streamlined, outputs: Outputs):
+        super().__init__()
+        self.net, self.outputs = net, outputs
+        self.slots = [slot for slot in net.slots if not slot.literal]
+
+    def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
+        latent = self.net.from_leaves(list(self._leaves(iter(tensors))))
+        if not isinstance(latent, Gaussian):
+            raise InputError("only a network with one output can be exported: choose one with streamline(output=...)")
+        return self.outputs(latent)
+
+    def _leaves(self, tensors: Iterator[Tensor]) -> Iterator[Any]:
+        for slot in self.slots:
+            yield Gaussian.diagonal(next(tensors), next(tensors)) if slot.uncertain else next(tensors)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tensors."""
+        if [slot.name for slot in self.slots] == ["x0"]:
+            return ["x_mean", "x_variance"] if self.slots[0].uncertain else ["x"]
+        return [n for s in self.slots for n in ((f"{s.name}_mean", f"{s.name}_variance") if s.uncertain else (s.name,))]
+
+
+def _program(module: Deployed) -> ExportedProgram:
+    each = [slot for slot in module.slots for _ in range(1 + slot.uncertain)]
+    shapes = tuple({i: Dim.AUTO for i, n in enumerate(slot.sizes) if n is None} for slot in each)
+    example = tuple(_example(slot) for slot in each)
+    with torch.no_grad(), _quiet():
+        return torch.export.export(module, example, dynamic_shapes=(shapes,), strict=False)
+
+
+def _example(slot: Slot) -> Tensor:
+    sizes = [max(n, 2) if fixed is None else n for n, fixed in zip(slot.example, slot.sizes, strict=True)]
+    return torch.ones(sizes, dtype=slot.dtype)
+
+
+def _write_archive(program: ExportedProgram, module: Deployed, path: Path, details: dict[str, str]) -> None:
+    details |= {"inputs": ", ".join(module.names)}
+    stored = io.BytesIO()
+    torch.export.save(program, stored, extra_files={"propagauss.json": json.dumps(details)})
+    path.write_bytes(stored.getbuffer())
+
+
+def _write_onnx(program: ExportedProgram, module: Deployed, path: Path, details: dict[str, str]) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise InputError("ONNX needs the packages onnx and onnxscript: pip install propagauss[export]") from error
+    names = list(program.call_spec.out_spec.unflatten(range(program.call_spec.out_spec.num_leaves)))  # type: ignore[union-attr]
+    try:
+        with _quiet():
+            written = torch.onnx.export(
+                program, input_names=module.names, output_names=names, dynamo=True, verbose=False
+            )
+    except Exception as error:
+        reason = next((line for line in str(error).splitlines() if "No ONNX function" in line), str(error)[:200])
+        raise InputError(
+            f"PyTorch's ONNX exporter could not convert the network ({reason.strip()}): export to .pt2 instead; with "
+            "covariance='full' the Monte Carlo link needs a Cholesky factor, which ONNX does not have"
+        ) from error
+    assert written is not None
+    _rename_inner(written.model.graph, {*names, *module.names})
+    written.model.metadata_props.update(details)
+    written.save(path, external_data=False)
+
+
+def _rename_inner(graph: Any, taken: set[str]) -> None:
+    """Values inside the graph that the exporter named like one of its inputs or outputs."""
+    outside = {id(value) for value in (*graph.inputs, *graph.outputs)}
+    for node in graph:
+        for value in node.outputs:
+            if value.name in taken and id(value) not in outside:
+                value.name = f"inner_{value.name}"
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place in the end."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)  # mkstemp makes it private
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' remarks on their own workings."""
+    level = logging.getLogger("torch").level
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.getLogger("torch").setLevel(level)

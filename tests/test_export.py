@@ -1,0 +1,156 @@
+"""Predictors outside Python: what the exported files return equals what the predictor returns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import propagauss as pg
+
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def posterior(model: nn.Module, variance: float = 1e-2) -> pg.Posterior:
+    return pg.DiagonalPosterior({n: torch.full_like(p, variance) for n, p in model.named_parameters()})
+
+
+def mlp(outputs: int = 3) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, outputs)).eval(), torch.randn(5, 6)
+
+
+def cnn() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+    return nn.Sequential(*layers).eval(), torch.randn(5, 1, 8, 8)
+
+
+def run_onnx(path: Path, *inputs: Tensor) -> dict[str, Tensor]:
+    session = ort.InferenceSession(str(path))
+    names = [i.name for i in session.get_inputs()]
+    found = session.run(None, {n: x.numpy() for n, x in zip(names, inputs, strict=True)})
+    return {o.name: torch.from_numpy(v) for o, v in zip(session.get_outputs(), found, strict=True)}
+
+
+def run_archive(path: Path, *inputs: Tensor) -> dict[str, Tensor]:
+    return torch.export.load(path).module()(*inputs)
+
+
+RUN = {".onnx": run_onnx, ".pt2": run_archive}
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("ending", RUN)
+@pytest.mark.parametrize("link, covariance", [("probit", "diagonal"), ("mean_field", "full"), ("bridge", "diagonal")])
+def test_classifier(ending: str, link: Any, covariance: Any, tmp_path: Path) -> None:
+    model, x = mlp()
+    net = pg.streamline(model, posterior(model), x[:1], covariance=covariance)
+    classifier = pg.Classifier(net, link, scale=0.5)
+    path = classifier.export(tmp_path / f"m{ending}", covariance=covariance == "full")
+    found, latent = RUN[ending](path, x), classifier.latent(x)
+    assert list(found)[:3] == ["mean", "variance", "probabilities"]
+    assert_same(found["mean"], latent.mean)
+    assert_same(found["variance"], latent.variance)
+    assert_same(found["probabilities"], classifier(x).probs)
+    if covariance == "full":
+        assert_same(found["covariance"], latent.covariance)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("ending", RUN)
+def test_regressor(ending: str, tmp_path: Path) -> None:
+    model, x = mlp(2)
+    regressor = pg.Regressor(pg.streamline(model, posterior(model), x), noise=torch.tensor([0.1, 0.2]), scale=2.0)
+    found = RUN[ending](regressor.export(tmp_path / f"m{ending}"), x[:3])
+    assert_same(found["mean"], regressor(x[:3]).mean)
+    assert_same(found["variance"], regressor(x[:3]).variance)
+    assert_same(found["epistemic_variance"], regressor.decompose(x[:3]).epistemic)
+
+
+@pytest.mark.parametrize("ending", RUN)
+def test_convolutions(ending: str, tmp_path: Path) -> None:
+    model, x = cnn()
+    classifier = pg.Classifier(pg.streamline(model, posterior(model), x[:2]))
+    found = RUN[ending](classifier.export(tmp_path / f"m{ending}"), x)
+    assert_same(found["probabilities"], classifier(x).probs)
+    assert_same(found["variance"], classifier.latent(x).variance)
+
+
+@pytest.mark.parametrize("ending", RUN)
+def test_tokens_by_name(ending: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(num_labels=3, pad_token_id=0, n_embd=16, n_layer=2, n_head=2, vocab_size=30)
+    model = transformers.GPT2ForSequenceClassification(config).eval()
+    x = {"input_ids": torch.randint(1, 30, (3, 6)), "attention_mask": torch.ones(3, 6, dtype=torch.long)}
+    classifier = pg.Classifier(pg.streamline(model, posterior(model, 1e-4), x))
+    path = classifier.export(tmp_path / f"m{ending}")
+    order = sorted(x)  # keyword arguments are in the order of their names
+    found = RUN[ending](path, *(x[name] for name in order))
+    assert_same(found["probabilities"], classifier(**x).probs)
+    assert_same(found["variance"], classifier.latent(**x).variance)
+    if ending == ".onnx":
+        assert [i.name for i in ort.InferenceSession(str(path)).get_inputs()] == order
+
+
+@pytest.mark.parametrize("ending", RUN)
+def test_uncertain_input(ending: str, tmp_path: Path) -> None:
+    model, x = mlp()
+    example = pg.Gaussian(x, variance=torch.full_like(x, 0.1))
+    classifier = pg.Classifier(pg.streamline(model, posterior(model), example))
+    found = RUN[ending](classifier.export(tmp_path / f"m{ending}"), x, example.variance)
+    assert_same(found["variance"], classifier.latent(example).variance)
+
+
+def test_archive_runs_without_propagauss(tmp_path: Path) -> None:
+    model, x = mlp()
+    path = pg.Classifier(pg.streamline(model, posterior(model), x)).export(tmp_path / "m.pt2")
+    code = (
+        "import sys, torch\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name.startswith('propagauss'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        f"print(tuple(torch.export.load({str(path)!r}).module()(torch.zeros(7, 6))['probabilities'].shape))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(7, 3)"
+
+
+def test_files_say_what_they_hold(tmp_path: Path) -> None:
+    model, x = mlp()
+    classifier = pg.Classifier(pg.streamline(model, posterior(model), x), "mean_field", scale=0.25)
+    meta = ort.InferenceSession(str(classifier.export(tmp_path / "m.onnx"))).get_modelmeta().custom_metadata_map
+    assert meta["link"] == "mean_field" and meta["scale"] == "0.25" and meta["propagauss"] == pg.__version__
+    with zipfile.ZipFile(classifier.export(tmp_path / "m.pt2")) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith("propagauss.json"))
+        assert json.loads(archive.read(name))["link"] == "mean_field"
+
+
+def test_errors(tmp_path: Path) -> None:
+    model, x = mlp()
+    net = pg.streamline(model, posterior(model), x, covariance="full")
+    with pytest.raises(pg.InputError, match="must end in"):
+        pg.Classifier(net).export(tmp_path / "m.txt")
+    with pytest.raises(pg.InputError, match="no folder"):
+        pg.Classifier(net).export(tmp_path / "nowhere" / "m.pt2")
+    with pytest.raises(pg.InputError, match="only a streamlined"):
+        pg.Classifier(pg.baselines.MAP(model)).export(tmp_path / "m.pt2")
+    old = tmp_path / "m.onnx"
+    old.write_text("old")
+    with pytest.raises(pg.InputError, match="Cholesky"):
+        pg.Classifier(net, "monte_carlo").export(old)
+    assert old.read_text() == "old" and list(tmp_path.iterdir()) == [old]
