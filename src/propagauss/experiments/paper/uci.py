@@ -1,0 +1,79 @@
+"""Regression on eleven UCI sets: MFVI (sampling, ours) and LA with a full covariance (sampling, GLM, ours)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from propagauss.experiments.paper import datasets
+from propagauss.experiments.paper.experiment import Context, Experiment, Unit
+from propagauss.experiments.paper.uci_data import FOLDS, SETS, load, split
+from propagauss.experiments.paper.uci_methods import glm_scores, map_scores, moments, our_scores, sampling_scores
+from propagauss.experiments.paper.uci_posteriors import Fitted, laplace, mean_field
+from propagauss.experiments.paper.uci_report import section
+
+FULL = {"map_steps": 1000, "ivon_steps": 4000, "samples": 1000, "rows": None, "hidden": None}
+QUICK = {"map_steps": 100, "ivon_steps": 200, "samples": 50, "rows": 200, "hidden": 20}
+QUICK_SETS, QUICK_FOLDS = ("servo", "itt", "ccpp"), 2
+
+
+def units(context: Context) -> list[Unit]:
+    """One for each set and fold. Sets whose file is missing are left out, unless all are."""
+    names = QUICK_SETS if context.quick else tuple(SETS)
+    present = [n for n in names if datasets.available(context, "uci", f"{n}.csv")] or names
+    return [
+        Unit(
+            f"{name}-{fold}",
+            {"set": name, "fold": fold} | (QUICK if context.quick else FULL),
+            partial(run_fold, name, fold),
+        )
+        for name in present
+        for fold in range(QUICK_FOLDS if context.quick else FOLDS)
+    ]
+
+
+def run_fold(name: str, fold: int, context: Context) -> dict[str, Any]:
+    """All methods on one fold."""
+    settings = QUICK if context.quick else FULL
+    x, y = load(context, name)
+    parts = split(x, y, fold, context.seed, settings["rows"])
+    sizes = [x.shape[1], *((settings["hidden"] or h) for h in SETS[name].hidden), 1]
+    fitted = laplace(parts, sizes, settings["map_steps"], context.seed)
+    chosen = {"LA": _chosen(fitted)}
+    scores = [
+        *map_scores(fitted, parts),
+        *sampling_scores("LA", fitted, parts, settings["samples"], context.seed),
+        *glm_scores("LA", fitted, parts),
+        *our_scores("LA", fitted, parts),
+    ]
+    fitted = mean_field(parts, sizes, settings["ivon_steps"], context.seed)
+    chosen["MFVI"] = _chosen(fitted)
+    scores += [
+        *sampling_scores("MFVI", fitted, parts, settings["samples"], context.seed),
+        *glm_scores("MFVI", fitted, parts),
+        *our_scores("MFVI", fitted, parts),
+    ]
+    return {
+        "set": name,
+        "fold": fold,
+        "shape": list(x.shape),
+        "parts": parts.sizes,
+        "hyperparameters": chosen,
+        "scores": {s.name: s.as_dict() for s in scores},
+        "losses": moments([s.losses for s in scores]),
+        "errors": moments([s.errors for s in scores]),
+    }
+
+
+def _chosen(fitted: Fitted) -> dict[str, float]:
+    return {"noise": fitted.noise, "prior_precision": fitted.prior_precision}
+
+
+EXPERIMENT = Experiment(
+    "uci",
+    "Regression on UCI sets",
+    "table:regression_nlpd, table:regression_rmse, table:uci-dataset",
+    units,
+    section,
+    needs=("ivon",),
+)

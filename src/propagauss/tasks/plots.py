@@ -1,0 +1,100 @@
+"""Figures of the tasks, with matplotlib, which is imported here only and this file only when a figure is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from propagauss.errors import InputError
+
+INSIDE, OUTSIDE = "#2f7fd1", "#d1493f"
+
+
+def maps(
+    rows: Sequence[tuple[str, Tensor]],
+    names: Sequence[str],
+    low: float = 0.5,
+    x: Tensor | None = None,
+    figure: Figure | None = None,
+) -> Figure:
+    """A grid: a column for each input, a row for each tensor of maps in [0, 1], drawn from `low` up; on top the inputs.
+
+    `figure`, here and below, is one to draw into.
+    """
+    for title, values in rows:
+        if len(values) != len(names):
+            raise InputError(f"there are {len(names)} names for {len(values)} maps {title}".rstrip())
+    count, top = len(names), 0 if x is None else 1
+    figure = figure or new_figure(0.3 + 0.9 * count, 0.25 + 0.95 * (len(rows) + top))
+    axes = figure.subplots(len(rows) + top, count, squeeze=False)
+    for axis, name in zip(axes[0], names, strict=True):
+        axis.set_title(name)
+    if x is not None:
+        for axis, image in zip(axes[0], images(x), strict=True):
+            axis.imshow(image, cmap="gray")
+    for line, (title, values) in zip(axes[top:], rows, strict=True):
+        line[0].set_ylabel(title)
+        for axis, image in zip(line, images(values), strict=True):
+            axis.imshow(image, cmap="coolwarm", vmin=low, vmax=1)
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+    return figure
+
+
+def densities(
+    groups: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]],
+    label: str,
+    names: tuple[str, str],
+    figure: Figure | None = None,
+    top: float | None = None,
+) -> Figure:
+    """A panel for each `title: (points, density inside, density outside)`; `top` is where the axis ends."""
+    figure = figure or new_figure(2.1 * len(groups) + 0.4, 2.2)
+    axes = figure.subplots(1, len(groups), sharex=True, sharey=True, squeeze=False)[0]
+    for axis, (title, (points, inside, outside)) in zip(axes, groups.items(), strict=True):
+        for values, colour, name in ((inside, INSIDE, names[0]), (outside, OUTSIDE, names[1])):
+            axis.fill_between(points, values, color=colour, alpha=0.25, linewidth=0)
+            axis.plot(points, values, color=colour, linewidth=1.3, label=name)
+        axis.set(title=title, xlabel=label, ylim=(0, top), xlim=(points[0], points[-1]))
+    axes[0].set_ylabel("density")
+    axes[0].legend(frameon=False)
+    return figure
+
+
+def curves(epsilon: np.ndarray, errors: np.ndarray, label: str, figure: Figure | None = None) -> Figure:
+    """`errors [K, outputs]` against `epsilon [K]`, both logarithmic."""
+    figure = figure or new_figure(4.6, 3.0)
+    axis = figure.subplots()
+    axis.plot(epsilon, np.maximum(errors, 1e-300), color=INSIDE, linewidth=1, alpha=0.7)
+    axis.set(xscale="log", yscale="log", xlabel="ε", ylabel=label)
+    axis.grid(alpha=0.15)
+    return figure
+
+
+def images(values: Tensor) -> list[np.ndarray]:
+    """Each sample as `[height, width]`: channels averaged, square vectors folded, other vectors as a line."""
+    values = values.detach().cpu().double()
+    if values.dim() == 4:
+        values = values.mean(1)
+    elif values.dim() != 3:
+        values = values.flatten(1)
+        side = math.isqrt(values.shape[1])
+        values = values.reshape(len(values), side if side * side == values.shape[1] else 1, -1)
+    return list(values.numpy())
+
+
+def new_figure(width: float, height: float) -> Figure:
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def as_numpy(values: Tensor) -> np.ndarray:
+    return torch.as_tensor(values).detach().cpu().double().numpy()
