@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 import propagauss as pg
 from propagauss.baselines import GLM
 from propagauss.experiments.methods import Sampler
-from propagauss.experiments.paper import mc_samples, uci
+from propagauss.experiments.paper import mc_samples, uci, uci_layers
 from propagauss.experiments.paper.experiment import Context
 from propagauss.experiments.paper.mc_curves import Draws, Target, curve, reaches, saturation
 from propagauss.experiments.paper.published import uci as published
@@ -137,6 +137,13 @@ def test_sampling_scores_are_the_mixture(fitted, parts):
     assert scaled.scale is not None and scaled.scale < 1
 
 
+def test_one_layer_has_no_covariance_to_other_layers(parts):
+    """A linear model: GLM, GLM layer by layer and ours are the same."""
+    fitted = laplace(parts, [4, 1], 20, 0)
+    found = {name: numbers["spread"] for name, numbers in uci_layers.compare(fitted, parts).items()}
+    assert all(spread == pytest.approx(found["GLM"], rel=1e-3) for spread in found.values())
+
+
 # -- tests
 
 
@@ -205,8 +212,8 @@ def tiny(monkeypatch):
 def test_uci_runs_resumes_and_reports(data, tmp_path, tiny):
     pytest.importorskip("ivon")
     context = Context("quick", data=data, cache=tmp_path / "cache")
-    assert [u.key for u in uci.units(context)] == ["servo-0", "servo-1"]  # the set whose file is there
-    assert run(uci.EXPERIMENT, context, tmp_path) == 2
+    assert [u.key for u in uci.units(context)] == ["servo-0", "servo-1", "layers-servo"]  # the set that is there
+    assert run(uci.EXPERIMENT, context, tmp_path) == 3
     assert run(uci.EXPERIMENT, context, tmp_path) == 0
     found = section("uci", tmp_path, "quick")
     assert found is not None and found.headline.count("\n") == 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_quick(name: str, data: Path, tmp_path: Path) -> None:
-    missing = [package for package in experiment(name).needs if not _installed(package)]
+    missing = [module for module in experiment(name).needs if find_spec(module) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
     command = ["reproduce", name, "--quick", "--data", str(data), "--results", str(tmp_path)]
@@ -90,14 +91,6 @@ def test_quick(name: str, data: Path, tmp_path: Path) -> None:
     assert f'id="{name}"' in page and "nan" not in page.lower().split()
     assert cli.main(command) == 0  # nothing is run again
     assert {p: p.read_text() for p in stored} == stored
-
-
-def _installed(package: str) -> bool:
-    try:
-        __import__(package)
-    except ImportError:
-        return False
-    return True
 
 
 # -- the frame

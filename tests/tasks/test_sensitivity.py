@@ -30,7 +30,7 @@ def posterior(net: nn.Module, variance: float = 0.01) -> pg.DiagonalPosterior:
     return pg.DiagonalPosterior({n: torch.full_like(p, variance) for n, p in net.named_parameters()})
 
 
-@pytest.mark.parametrize("link", ["probit", "mean_field", "monte_carlo"])
+@pytest.mark.parametrize("link", ["probit", "mean_field", "monte_carlo", "bridge"])
 @pytest.mark.parametrize("bayes", [False, True])
 def test_equals_adam_on_each_input_alone(link, bayes):
     net, (x, y) = model(), data(count=2)

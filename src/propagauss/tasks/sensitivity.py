@@ -114,7 +114,8 @@ def estimate(
     Args:
         net: a network streamlined with a Gaussian as the example, with a posterior or without one (None),
             `pg.streamline(model, posterior, pg.Gaussian(x[:2], variance=torch.zeros_like(x[:2])))`; or a
-            `pg.Classifier` around one, for another link than probit and a fitted scale.
+            `pg.Classifier` around one, for another link than probit. (Its scale multiplies what the input noise adds,
+            too; `posterior.scale(factor)` before streamlining does not.)
         x: inputs of any shape, the first dimension the batch; each is treated on its own.
         labels: class indices, `[batch]`.
         tolerance: how far the NLPD moves, up or down.
@@ -160,9 +161,8 @@ def _descend(
     with tqdm(total=len(start), desc="sensitivity", leave=False, disable=None if progress else True) as bar:
         for step in range(settings.max_steps + 1):
             now, gradient = _with_gradient(nlpd, current, rows)
-            sound = now.isfinite() & gradient.flatten(1).isfinite().all(
-                1
-            )  # else the noise has grown beyond all numbers
+            # else the noise has grown beyond all numbers
+            sound = now.isfinite() & gradient.flatten(1).isfinite().all(1)
             result[rows[sound]], after[rows[sound]], steps[rows[sound]] = current[sound], now[sound], step
             going = sound & ((now - before[rows]).abs() <= settings.tolerance)
             bar.update(len(rows) - int(going.sum()))

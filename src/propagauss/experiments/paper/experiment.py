@@ -56,4 +56,4 @@ class Experiment:
     source: str  # which tables and figures of the paper
     units: Callable[[Context], list[Unit]]
     section: Callable[[dict[str, Record]], Section]  # from the records stored, by key of their unit
-    needs: tuple[str, ...] = field(default=())  # packages beyond those of propagauss[experiments]
+    needs: tuple[str, ...] = field(default=())  # modules of packages beyond propagauss[experiments]

@@ -28,7 +28,7 @@ from propagauss.streamline import streamline
 DRAWS = {"full": 100_000, "quick": 5_000}
 WEIGHTS, SHOWN = {"full": 20, "quick": 5}, 5  # of each layer, the largest; how many are drawn
 IMAGES = {"full": 20, "quick": 4}  # for each weight
-BINS = 60
+BINS, CLOSE = 60, 0.1
 QUANTILES = {"median": 0.5, "high": 0.9}
 LAYERS = (2, 4)  # of the Sequential: those with random inputs
 
@@ -187,7 +187,21 @@ def section(records: dict[str, Record]) -> Section:
             if part["shown"]:
                 body += html.figure(_histograms(part["shown"]), f"{where}: draws (blue) and our Gaussian (red).")
             lines.append(_reading(where, part))
-    return Section(body + _table(records), lines)
+    return Section(body + _table(records), [*_verdict(records), *lines])
+
+
+def _verdict(records: dict[str, Record]) -> list[str]:
+    """The paper finds that the Gaussian works well but cannot be skewed."""
+    groups: dict[bool, list[str]] = {True: [], False: []}
+    for record in records.values():
+        for part in record["layers"]:
+            if part["numbers"]:
+                groups[part["numbers"]["total_variation"]["median"] < CLOSE].append(_where(record, part))
+    words = [
+        f"{'so it is' if close else 'it is not'} for {', '.join(names)}" for close, names in groups.items() if names
+    ]
+    close = f"close, but for skewness (here: total variation below {CLOSE})"
+    return [f"The paper finds the Gaussian {close}: {'; '.join(words)}."]
 
 
 def _where(record: Record, part: Record) -> str:

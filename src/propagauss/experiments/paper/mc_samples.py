@@ -68,10 +68,7 @@ def _uci(name: str, counts: Sequence[int], context: Context) -> dict[str, Any]:
     from propagauss.experiments.paper import uci
     from propagauss.experiments.paper.uci_posteriors import Fitted, laplace, mean_field
 
-    settings = uci.QUICK if context.quick else uci.FULL
-    x, y = uci.load(context, name)
-    parts = uci.split(x, y, 0, context.seed, settings["rows"])
-    sizes = [x.shape[1], *((settings["hidden"] or h) for h in uci.SETS[name].hidden), 1]
+    parts, sizes, settings = uci.prepare(name, 0, context)
     test = _some(parts.test, TEST["uci"])
 
     def one(fitted: Fitted) -> dict[str, Any]:

@@ -166,17 +166,11 @@ def readings(where: str, rows: Sequence[Record]) -> list[str]:
         chosen = next((r for r in mine if r["link"] == "probit"), None)
         if chosen is None:
             continue
-        against = [
-            f"{_auroc(r):.3f} for {_title(r)}"
-            for r in rows
-            if r["method"] in ("MAP", "mean weights", "temperature scaling", "sampling", "GLM")
-            and (r["posterior"] or "LA") == kind
-            and (r["method"] in ("temperature scaling",) or not r["fitted"])
-        ]
         verdicts = [_compared(base, *value) for base, value in chosen["above"].items()]
         found.append(
-            f"{where}, {kind}: AUROC of the entropy {_auroc(chosen):.3f} for ours (probit), {', '.join(against)}: "
-            f"{'; '.join(verdicts)}."
+            f"{where}, {kind}: AUROC of the entropy, {_listed(rows, kind, None)}; with fitted scales "
+            f"{_listed(rows, kind, True)}; as they are {_listed(rows, kind, False)}. Ours with fitted scale is "
+            f"{' and '.join(verdicts)}."
         )
         best = max(mine, key=_auroc)
         score, value = max(((s, d["auroc"]) for s, d in chosen["detection"].items()), key=lambda pair: pair[1])
@@ -185,6 +179,16 @@ def readings(where: str, rows: Sequence[Record]) -> list[str]:
             f"score is {SCORES[score]} with {value:.3f}."
         )
     return found
+
+
+def _listed(rows: Sequence[Record], kind: str, fitted: bool | None) -> str:
+    """The plain model and temperature scaling (None), or sampling, GLM and ours with probit, fitted or not."""
+    plain = ("MAP", "mean weights", "temperature scaling")
+    mine = [r for r in rows if (r["posterior"] or "LA") == kind and r["form"] in ("", "exact")]
+    if fitted is None:
+        return ", ".join(f"{r['method']} {_auroc(r):.3f}" for r in mine if r["method"] in plain)
+    chosen = [r for r in mine if r["method"] not in plain and r["link"] in ("", "probit") and r["fitted"] == fitted]
+    return ", ".join(f"{r['method']} {_auroc(r):.3f}" for r in chosen)
 
 
 def _compared(base: str, gap: float, error: float) -> str:

@@ -1,4 +1,4 @@
-"""Put the headline tables of the stored results into a page: `python -m propagauss.experiments.paper.readme README.md`."""
+"""Put headline tables of the stored results into a page: `python -m propagauss.experiments.paper.readme README.md`."""
 
 from __future__ import annotations
 

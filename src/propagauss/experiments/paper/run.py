@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -31,6 +32,10 @@ def reproduce(
     results.mkdir(parents=True, exist_ok=True)
     context, missing = Context(mode, seed, data, results / "cache"), []
     for name in names:
+        absent = [module for module in experiment(name).needs if find_spec(module) is None]
+        if absent:
+            missing.append(f"{name}: needs {', '.join(absent)} (docs/experiments.md says how to install)")
+            continue
         try:
             run(experiment(name), context, results, again)
         except DataMissing as error:

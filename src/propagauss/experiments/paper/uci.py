@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from propagauss.experiments.data import Split
 from propagauss.experiments.paper import datasets
 from propagauss.experiments.paper.experiment import Context, Experiment, Unit
 from propagauss.experiments.paper.uci_data import FOLDS, SETS, load, split
+from propagauss.experiments.paper.uci_layers import compare
 from propagauss.experiments.paper.uci_methods import glm_scores, map_scores, moments, our_scores, sampling_scores
 from propagauss.experiments.paper.uci_posteriors import Fitted, laplace, mean_field
 from propagauss.experiments.paper.uci_report import section
@@ -18,26 +20,38 @@ QUICK_SETS, QUICK_FOLDS = ("servo", "itt", "ccpp"), 2
 
 
 def units(context: Context) -> list[Unit]:
-    """One for each set and fold. Sets whose file is missing are left out, unless all are."""
-    names = QUICK_SETS if context.quick else tuple(SETS)
+    """One for each set and fold, and one for each set about the layers of its first fold.
+
+    Sets whose file is missing are left out, unless all are.
+    """
+    names, settings = (QUICK_SETS, QUICK) if context.quick else (tuple(SETS), FULL)
     present = [n for n in names if datasets.available(context, "uci", f"{n}.csv")] or names
-    return [
-        Unit(
-            f"{name}-{fold}",
-            {"set": name, "fold": fold} | (QUICK if context.quick else FULL),
-            partial(run_fold, name, fold),
-        )
+    folds = [
+        Unit(f"{name}-{fold}", {"set": name, "fold": fold} | settings, partial(run_fold, name, fold))
         for name in present
         for fold in range(QUICK_FOLDS if context.quick else FOLDS)
     ]
+    layers = {key: settings[key] for key in ("map_steps", "rows", "hidden")}
+    return folds + [Unit(f"layers-{n}", {"set": n, "fold": 0} | layers, partial(run_layers, n)) for n in present]
+
+
+def prepare(name: str, fold: int, context: Context) -> tuple[Split, list[int], dict[str, Any]]:
+    """One fold of a set, the sizes of its network, and the settings of the mode."""
+    settings = QUICK if context.quick else FULL
+    x, y = load(context, name)
+    sizes = [x.shape[1], *((settings["hidden"] or h) for h in SETS[name].hidden), 1]
+    return split(x, y, fold, context.seed, settings["rows"]), sizes, settings
+
+
+def run_layers(name: str, context: Context) -> dict[str, Any]:
+    """How much the covariance between layers matters."""
+    parts, sizes, settings = prepare(name, 0, context)
+    return {"set": name, "scores": compare(laplace(parts, sizes, settings["map_steps"], context.seed), parts)}
 
 
 def run_fold(name: str, fold: int, context: Context) -> dict[str, Any]:
     """All methods on one fold."""
-    settings = QUICK if context.quick else FULL
-    x, y = load(context, name)
-    parts = split(x, y, fold, context.seed, settings["rows"])
-    sizes = [x.shape[1], *((settings["hidden"] or h) for h in SETS[name].hidden), 1]
+    parts, sizes, settings = prepare(name, fold, context)
     fitted = laplace(parts, sizes, settings["map_steps"], context.seed)
     chosen = {"LA": _chosen(fitted)}
     scores = [
@@ -56,7 +70,6 @@ def run_fold(name: str, fold: int, context: Context) -> dict[str, Any]:
     return {
         "set": name,
         "fold": fold,
-        "shape": list(x.shape),
         "parts": parts.sizes,
         "hyperparameters": chosen,
         "scores": {s.name: s.as_dict() for s in scores},

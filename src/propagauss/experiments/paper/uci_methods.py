@@ -104,17 +104,17 @@ def sampled(sampler: Sampler, x: Tensor) -> Tensor:
 
 def glm_scores(name: str, fitted: Fitted, split: Split) -> list[Score]:
     """Linearised in the weights: as it is, and with its scale fitted."""
-    return _gaussian(f"{name} GLM", GLM(fitted.model, fitted.posterior), fitted, split)
+    return gaussian_scores(f"{name} GLM", GLM(fitted.model, fitted.posterior), fitted, split)
 
 
 def our_scores(name: str, fitted: Fitted, split: Split) -> list[Score]:
     """One pass: with its scale fitted and as it is, and the same with variances only."""
     example = split.test[0][:2]
     net = streamline(fitted.model, fitted.posterior, example, covariance="full")
-    as_it_is, scaled = _gaussian(f"{name} ours", net, fitted, split)
+    as_it_is, scaled = gaussian_scores(f"{name} ours", net, fitted, split)
     del net  # before the next: with a full posterior of many parameters each is large
     net = streamline(fitted.model, fitted.posterior, example, covariance="diagonal")
-    variances = _gaussian(f"{name} ours, variances only", net, fitted, split)[1]
+    variances = gaussian_scores(f"{name} ours, variances only", net, fitted, split)[1]
     return [
         replace(scaled, name=f"{name} ours"),
         replace(as_it_is, name=f"{name} ours, scale 1"),
@@ -123,7 +123,7 @@ def our_scores(name: str, fitted: Fitted, split: Split) -> list[Score]:
 
 
 @torch.no_grad()
-def _gaussian(name: str, net: Callable[[Tensor], Gaussian], fitted: Fitted, split: Split) -> list[Score]:
+def gaussian_scores(name: str, net: Callable[[Tensor], Gaussian], fitted: Fitted, split: Split) -> list[Score]:
     latents, scores = Remembered(net), []
     validation, test = _batches(split.validation), _batches(split.test)
     spread = torch.cat([latents(x).variance for x, _ in test]).sqrt().median().item()

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from propagauss.experiments.paper import uci_layers
+from propagauss.experiments.paper.experiment import Record
 from propagauss.experiments.paper.published import uci as published
 from propagauss.experiments.paper.uci_summary import FITTED, PAPER, Summary, bold_counts
 
 NEAR = 0.005  # difference in NLPD called none
 
 
-def readings(sets: Sequence[Summary]) -> list[str]:
+def readings(sets: Sequence[Summary], layers: Mapping[str, Record]) -> list[str]:
+    """`layers`: the records of uci_layers, by set."""
     found = [_counts(sets, metric) for metric in ("nlpd", "rmse")]
     for kind in PAPER:
-        found += [_lost(s, kind) for s in sets if not s.bold("nlpd", PAPER[kind])[f"{kind} ours"]]
+        for s in sets:
+            if not s.bold("nlpd", PAPER[kind])[f"{kind} ours"]:
+                cut = f" {uci_layers.reading(layers[s.name])}" if kind == "LA" and s.name in layers else ""
+                found.append(_lost(s, kind) + cut)
     return [*found, _mean_weights(sets), _fitted(sets), *_widths(sets), *_uneven(sets), _against_paper(sets)]
 
 

@@ -35,7 +35,10 @@ def section(records: Mapping[str, Record]) -> Section:
         + "<h3>Sizes, and what was fitted</h3>"
         + _behind(sets)
     )
-    return Section(body, readings(sets), headline(sets))
+    layers = {r["set"]: r for r in records.values() if "fold" not in r}
+    if layers:
+        body += "<h3>What the covariance between layers is worth</h3>" + _layers(layers)
+    return Section(body, readings(sets, layers), headline(sets))
 
 
 def _paper_table(sets: Sequence[Summary], metric: str, paper: Published) -> str:
@@ -102,6 +105,22 @@ def _behind(sets: Sequence[Summary]) -> str:
         "sampling / GLM / ours. Scale: that of ours, fitted; at bound: folds in which it ended at the end of its range."
     )
     return html.table(head, lines, caption)
+
+
+def _layers(layers: Mapping[str, Record]) -> str:
+    names = [n for n in SETS if n in layers]
+    lines = []
+    for method in layers[names[0]]["scores"]:
+        found = [layers[n]["scores"][method] for n in names]
+        lines.append(html.Line([f"{method}: NLPD", *(f"{f['nlpd']:.3f}" for f in found)], "ours" in method, True))
+        lines.append(html.Line(["spread", *(f"{f['spread']:.2f}" for f in found)], "ours" in method))
+        lines.append(html.Line(["scale", *(f"{f['scale']:.2g}" for f in found)], "ours" in method))
+    caption = (
+        "LA, first fold, each with its scale fitted on the validation part. Layer by layer: GLM with the posterior cut "
+        "into one block per layer, which is all that one pass uses; ours adds terms of second order. Moment matching: "
+        "ours with activation='moments'."
+    )
+    return html.table(["", *names], lines, caption)
 
 
 def headline(sets: Sequence[Summary]) -> str:

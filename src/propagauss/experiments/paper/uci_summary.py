@@ -72,8 +72,8 @@ class Summary:
 
 def summaries(records: Mapping[str, Record]) -> list[Summary]:
     """In the order of the paper's table."""
-    names = [n for n in SETS if any(r["set"] == n for r in records.values())]
-    return [Summary([r for r in records.values() if r["set"] == n]) for n in names]
+    folds = {n: [r for r in records.values() if r["set"] == n and "fold" in r] for n in SETS}
+    return [Summary(f) for f in folds.values() if f]
 
 
 def bold_counts(sets: Sequence[Summary], metric: str, contests: Mapping[str, Sequence[str]]) -> dict[str, int]:

@@ -242,7 +242,7 @@ def tuned(context: Context, name: str, part: Part, kind: Kind) -> tuple[Suffix, 
     stem = _path(context, f"vit-{name}-{part}-{kind}", [settings(context), how])
     posterior_path = stem.with_suffix(".posterior.safetensors")
     if not posterior_path.is_file():
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(context.seed)
             posterior = fit(suffix, PARTS[part], tokens(context, name).train, kind, how)
         _save(suffix.state_dict(), stem)
