@@ -205,6 +205,4 @@ def _table(found: Mapping[str, Any], angles: Sequence[int]) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    "rotated", "Rotated MNIST", f"The paper's {published.LABEL}", units, section, needs=("ivon",)
-)
+EXPERIMENT = Experiment("rotated", "Rotated MNIST", f"The paper's {published.LABEL}", units, section, needs=("ivon",))

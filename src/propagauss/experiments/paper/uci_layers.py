@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from propagauss.baselines import GLM
 from propagauss.experiments.data import Split
@@ -27,10 +28,11 @@ JOINT, LAYERS, OURS, MOMENTS = "GLM", "GLM layer by layer", "ours", "ours, momen
 
 def compare(fitted: Fitted, split: Split) -> dict[str, Any]:
     """NLPD on the test part with a fitted scale, and the spread at scale 1, of each."""
-    example = split.test[0][:2]
+    assert isinstance(fitted.model, nn.Sequential)
+    model, example = fitted.model, split.test[0][:2]
     makers: dict[str, Callable[[], Any]] = {
         JOINT: lambda: GLM(fitted.model, fitted.posterior),
-        LAYERS: lambda: LayerwiseGLM(fitted.model, fitted.posterior),
+        LAYERS: lambda: LayerwiseGLM(model, fitted.posterior),
         OURS: lambda: streamline(fitted.model, fitted.posterior, example, covariance="full"),
         MOMENTS: lambda: streamline(fitted.model, fitted.posterior, example, covariance="full", activation="moments"),
     }
