@@ -184,9 +184,13 @@ def _never(curves: Sequence[Curve]) -> str:
     never = [c for c in curves if reaches(c.points, c.ours["nlpd"]) is None]
     gaps = [c.points[-1]["nlpd"] - c.ours["nlpd"] for c in curves]
     better = [c for c, gap in zip(curves, gaps, strict=True) if gap < -TOLERANCE]
-    text = f"No number of draws reaches the NLPD of ours on {len(never)} of {len(curves)}"
+    text = f"No number of draws from the posterior as it is reaches the NLPD of ours on {len(never)} of {len(curves)}"
     if len(curves) == 1:
-        text = "No number of draws reaches the NLPD of ours" if never else "Sampling reaches the NLPD of ours"
+        text = (
+            "No number of draws from the posterior as it is reaches the NLPD of ours"
+            if never
+            else "Sampling reaches the NLPD of ours"
+        )
     text += f" (at the end: {statistics.median(gaps):+.3f}{', median' if len(gaps) > 1 else ''})"
     if better:
         text += f"; sampling ends more than {TOLERANCE} below ours on {', '.join(c.record['name'] for c in better)}"

@@ -16,11 +16,12 @@ from propagauss.experiments.paper.uci_report import section
 
 FULL = {"map_steps": 1000, "ivon_steps": 4000, "samples": 1000, "rows": None, "hidden": None}
 QUICK = {"map_steps": 100, "ivon_steps": 200, "samples": 50, "rows": 200, "hidden": 20}
+SMALL = 200  # points; folds of such a set differ much
 QUICK_SETS, QUICK_FOLDS = ("servo", "itt", "ccpp"), 2
 
 
 def units(context: Context) -> list[Unit]:
-    """One for each set and fold, and one for each set about the layers of its first fold.
+    """One for each set and fold, and one for each set about the layers in its first fold (all folds of small sets).
 
     Sets whose file is missing are left out, unless all are.
     """
@@ -31,8 +32,12 @@ def units(context: Context) -> list[Unit]:
         for name in present
         for fold in range(QUICK_FOLDS if context.quick else FOLDS)
     ]
-    layers = {key: settings[key] for key in ("map_steps", "rows", "hidden")}
-    return folds + [Unit(f"layers-{n}", {"set": n, "fold": 0} | layers, partial(run_layers, n)) for n in present]
+    about = {key: settings[key] for key in ("map_steps", "rows", "hidden")}
+    layers = [(n, fold) for n in present for fold in range(FOLDS if SETS[n].n < SMALL and not context.quick else 1)]
+    return folds + [
+        Unit(f"layers-{n}" + f"-{fold}" * (fold > 0), {"set": n, "fold": fold} | about, partial(run_layers, n, fold))
+        for n, fold in layers
+    ]
 
 
 def prepare(name: str, fold: int, context: Context) -> tuple[Split, list[int], dict[str, Any]]:
@@ -43,9 +48,9 @@ def prepare(name: str, fold: int, context: Context) -> tuple[Split, list[int], d
     return split(x, y, fold, context.seed, settings["rows"]), sizes, settings
 
 
-def run_layers(name: str, context: Context) -> dict[str, Any]:
+def run_layers(name: str, fold: int, context: Context) -> dict[str, Any]:
     """How much the covariance between layers matters."""
-    parts, sizes, settings = prepare(name, 0, context)
+    parts, sizes, settings = prepare(name, fold, context)
     return {"set": name, "scores": compare(laplace(parts, sizes, settings["map_steps"], context.seed), parts)}
 
 

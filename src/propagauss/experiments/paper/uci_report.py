@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from propagauss.experiments import html
+from propagauss.experiments.paper import uci_layers
 from propagauss.experiments.paper.experiment import Record, Section
 from propagauss.experiments.paper.published import uci as published
 from propagauss.experiments.paper.uci_data import CHOICES, SETS
@@ -35,9 +36,10 @@ def section(records: Mapping[str, Record]) -> Section:
         + "<h3>Sizes, and what was fitted</h3>"
         + _behind(sets)
     )
-    layers = {r["set"]: r for r in records.values() if "fold" not in r}
+    layers = {n: [r for r in records.values() if r["set"] == n and "fold" not in r] for n in SETS}
+    layers = {n: found for n, found in layers.items() if found}
     if layers:
-        body += "<h3>What the covariance between layers is worth</h3>" + _layers(layers)
+        body += "<h3>What one pass leaves out and adds</h3>" + _layers(layers)
     return Section(body, readings(sets, layers), headline(sets))
 
 
@@ -107,20 +109,20 @@ def _behind(sets: Sequence[Summary]) -> str:
     return html.table(head, lines, caption)
 
 
-def _layers(layers: Mapping[str, Record]) -> str:
-    names = [n for n in SETS if n in layers]
+def _layers(layers: Mapping[str, Sequence[Record]]) -> str:
+    found = {n: uci_layers.mean(records) for n, records in layers.items()}
     lines = []
-    for method in layers[names[0]]["scores"]:
-        found = [layers[n]["scores"][method] for n in names]
-        lines.append(html.Line([f"{method}: NLPD", *(f"{f['nlpd']:.3f}" for f in found)], "ours" in method, True))
-        lines.append(html.Line(["spread", *(f"{f['spread']:.2f}" for f in found)], "ours" in method))
-        lines.append(html.Line(["scale", *(f"{f['scale']:.2g}" for f in found)], "ours" in method))
+    for method in next(iter(found.values())):
+        mine, ours = [f[method] for f in found.values()], "ours" in method
+        lines.append(html.Line([f"{method}: NLPD", *(f"{m['nlpd']:.3f}" for m in mine)], ours, True))
+        lines.append(html.Line(["spread", *(f"{m['spread']:.2f}" for m in mine)], ours))
+        lines.append(html.Line(["scale", *(f"{m['scale']:.2g}" for m in mine)], ours))
     caption = (
-        "LA, first fold, each with its scale fitted on the validation part. Layer by layer: GLM with the posterior cut "
-        "into one block per layer, which is all that one pass uses; ours adds terms of second order. Moment matching: "
-        "ours with activation='moments'."
+        "LA, first fold (servo: all), each with its scale fitted on the validation part. Layer by layer: GLM with the "
+        "posterior cut into one block per layer, which is all that one pass uses; ours adds terms of second order (the "
+        "variance of a layer's input times that of its weights). Moment matching: ours with activation='moments'."
     )
-    return html.table(["", *names], lines, caption)
+    return html.table(["", *found], lines, caption)
 
 
 def headline(sets: Sequence[Summary]) -> str:

@@ -50,8 +50,8 @@ FULL: dict[str, Any] = {
 QUICK = FULL | {"width": 32, "blocks": 3, "train": 256, "validation": 128, "test": 128}
 QUICK |= {"epochs": {"cifar10": 2, "fashion_mnist": 2}}
 TUNING: dict[Kind, dict[str, Any]] = {
-    "LA": {"epochs": 5, "batch": 64, "rate": 3e-4, "decay": 0.01},
-    "MFVI": {"epochs": 5, "batch": 64, "rate": 0.03, "prior_precision": 10.0, "hess_init": 1.0, "beta2": 0.9999},
+    "LA": {"epochs": 10, "batch": 64, "rate": 1e-3, "decay": 0.01},
+    "MFVI": {"epochs": 10, "batch": 64, "rate": 0.1, "prior_precision": 10.0, "hess_init": 0.1, "beta2": 0.9999},
 }
 PATCHES = 4  # in each direction
 
