@@ -90,14 +90,14 @@ def test_sets_are_those_of_the_paper():
 
 @pytest.mark.parametrize("hidden", [4, 40])  # fewer and more parameters than points
 def test_full_laplace_is_that_of_the_library(parts, hidden):
+    """But for the precision in which it is fitted."""
     torch.manual_seed(0)
     model = mlp([4, hidden, 1]).eval()
     mine = full_laplace(model, *parts.train)
     theirs = pg.fit_laplace(model, parts.train_loader, "regression", "full", progress=False)
     assert mine.noise == pytest.approx(theirs.details["noise"], rel=1e-4)
+    assert mine.posterior.dtype == next(model.parameters()).dtype == torch.float32
     torch.testing.assert_close(mine.posterior.to_dense(), theirs.to_dense(), rtol=1e-3, atol=1e-5)
-    root = mine.posterior._root
-    torch.testing.assert_close(root @ root.mT, theirs.to_dense(), rtol=1e-3, atol=1e-5)
 
 
 def test_mean_field_learns(parts):
@@ -132,7 +132,8 @@ def test_sampling_scores_are_the_mixture(fitted, parts):
     x, y = parts.test
     mixture, normal, scaled = sampling_scores("LA", fitted, parts, 30, 0)
     sampler = Sampler(fitted.model, fitted.posterior, 30, 0)
-    torch.testing.assert_close(mixture.losses, -sampler.log_density(x, y, fitted.noise).flatten().double())
+    single = -sampler.log_density(x, y, fitted.noise).flatten().double()
+    torch.testing.assert_close(mixture.losses, single, rtol=1e-5, atol=1e-5)  # the scores use double precision
     assert (normal.errors == mixture.errors).all() and normal.losses.isfinite().all()
     assert scaled.scale is not None and scaled.scale < 1
 

@@ -1,15 +1,18 @@
-"""Random posteriors of every structure, each with its dense covariance worked out by brute force."""
+"""Random posteriors of every structure, each with its dense covariance worked out by brute force; what tests share."""
 
 import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import propagauss as pg
+from propagauss.posterior import SpectralPosterior
 from reference import random_psd
 
 KINDS = ("diagonal", "kronecker", "kronecker factored", "full")
+STRUCTURES = (*KINDS, "spectral")  # to a layer, spectral is full
 PRIOR_PRECISION = 1.7
 
 
@@ -45,7 +48,27 @@ def make_posterior(
         factors = {n: kronecker_factors(p.shape, generator) for n, p in parameters.items()}
         posterior = pg.KroneckerPosterior(factors, PRIOR_PRECISION, damping=damping)
         dense = torch.block_diag(*(kronecker_covariance(f, PRIOR_PRECISION, damping) for f in factors.values()))
+    elif kind == "spectral":
+        size, rest = sum(p.numel() for p in parameters.values()), 0.8
+        columns = torch.randn(size, size // 3, generator=generator, dtype=torch.float64)
+        v, variances = torch.linalg.qr(columns).Q, 0.1 + torch.rand(size // 3, generator=generator, dtype=torch.float64)
+        posterior = SpectralPosterior(list(parameters), v, variances, rest)
+        dense = v @ variances.diag() @ v.mT + rest * (torch.eye(size, dtype=torch.float64) - v @ v.mT)
     else:
         dense = random_psd(sum(p.numel() for p in parameters.values()), generator=generator)
         posterior = pg.FullPosterior(list(parameters), dense)
     return posterior.scale(scale).to(dtype), dense * scale
+
+
+class Largest(TorchDispatchMode):
+    """The most entries of any tensor that is made inside."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for t in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(t, Tensor):
+                # a broadcast view holds only what it stores
+                self.entries = max(self.entries, min(t.numel(), t.untyped_storage().nbytes() // t.element_size()))
+        return result

@@ -8,18 +8,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
+from posterior.cases import Largest
 from propagauss.errors import InputError
 from propagauss.posterior import (
     DiagonalPosterior,
     FullPosterior,
     KroneckerPosterior,
-    curvature,
     fit_laplace,
     gradients,
+    kfac,
     load_posterior,
+    memory,
 )
 from propagauss.posterior.capture import patches
 from propagauss.posterior.evidence import Evidence
@@ -260,24 +261,10 @@ def test_small_memory_budget_changes_nothing(monkeypatch):
             whole = [fit_laplace(model, data, structure=s, prior_precision=1.0).to_dense() for s in kinds]
             with monkeypatch.context() as patch:
                 patch.setattr(gradients, "BUDGET", 1)
-                patch.setattr(curvature, "BUDGET", 1)
+                patch.setattr(kfac, "BUDGET", 1)
                 small = [fit_laplace(model, data, structure=s, prior_precision=1.0).to_dense() for s in kinds]
         for a, b in zip(whole, small, strict=True):
             torch.testing.assert_close(a, b)
-
-
-class Largest(TorchDispatchMode):
-    """The most entries of any tensor that is made inside."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for t in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(t, Tensor):
-                # a broadcast view holds only what it stores
-                self.entries = max(self.entries, min(t.numel(), t.untyped_storage().nbytes() // t.element_size()))
-        return result
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
@@ -375,6 +362,23 @@ def output_factor(model: nn.Module, x: Tensor, *names: str) -> Tensor:
     batch = gradients.Batch(forward, x, len(x), output, seen, lambda c: p[:, [c]].sqrt() * (one_hot[c] - p))
     assert len(seen.uses) == 2
     return sum(g.squeeze(1).T @ g.squeeze(1) for column in batch.pull(seen.uses) for g in column)
+
+
+class TiedCoder(nn.Module):
+    """One weight read as [in, out] by the encoder and as [out, in] by the decoder: no Kronecker product for both."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.randn(4, 5)), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(F.linear(torch.tanh(x @ self.weight), self.weight))
+
+
+def test_kronecker_leaves_out_a_weight_that_is_used_both_ways():
+    with pytest.warns(UserWarning, match="not for weight, which stay"):
+        posterior = fit_laplace(TiedCoder().eval(), loader(X, targets("classification")), structure="kronecker")
+    assert posterior.names == ("head.weight", "head.bias")
 
 
 def test_kronecker_of_shared_layers_and_weights_counts_every_use_as_a_position():
@@ -521,7 +525,7 @@ def test_dtype_shapes_and_file(structure, dtype, tmp_path):
     model, x = model.to(dtype), x.to(dtype)
     posterior = fit_laplace(model, loader(x, targets("classification")), structure=structure)
     kinds = {"diagonal": DiagonalPosterior, "kronecker": KroneckerPosterior, "full": FullPosterior}
-    assert type(posterior) is kinds[structure] and posterior.dtype == dtype
+    assert isinstance(posterior, kinds[structure]) and posterior.dtype == dtype
     assert all(posterior.variance(n).shape == p.shape for n, p in model.named_parameters())
     double = fit_laplace(model.double(), loader(x.double(), targets("classification")), structure=structure)
     torch.testing.assert_close(posterior.to_dense().double(), double.to_dense(), rtol=1e-4, atol=1e-5)
@@ -689,8 +693,14 @@ def test_unusable_models():
     mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double()).eval()
     with pytest.raises(InputError, match="mixed dtypes"):
         fit_laplace(mixed, [(X, LABELS)])
-    with pytest.raises(InputError, match=r"full covariance over .* needs about .* GB"):
-        fit_laplace(nn.Linear(3000, 300).eval(), [(X, LABELS)], structure="full")
+
+
+@pytest.mark.parametrize(("outputs", "count"), [(3, 6), (3, 2), (1000, 2)])  # dense, rows, rows of many parameters
+def test_what_does_not_fit_is_refused(monkeypatch, outputs, count):
+    available = {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": 512}
+    monkeypatch.setattr(memory.os, "sysconf", available.__getitem__)
+    with pytest.raises(InputError, match=r"full covariance over \d+ parameters needs about .* GB.*kronecker"):
+        fit_laplace(nn.Linear(4, outputs).eval(), [(X[:count], LABELS[:count])], structure="full")
 
 
 class Mixing(nn.Linear):

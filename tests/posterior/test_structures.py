@@ -1,4 +1,4 @@
-"""The three posterior structures: each against its dense covariance, and through a file and back."""
+"""The posterior structures: each against its dense covariance, and through a file and back."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import propagauss as pg
-from posterior.cases import KINDS, kronecker_covariance, kronecker_factors, make_posterior
-from propagauss.posterior import base
+from posterior.cases import STRUCTURES, kronecker_covariance, kronecker_factors, make_posterior
+from propagauss.posterior import SpectralPosterior, base
 from reference import assert_covariance_close, random_psd
 
 SAMPLES = 50_000
@@ -34,7 +34,8 @@ class Shapes(nn.Module):
 
 PARAMETERS = {n: p.detach().double() for n, p in Shapes().named_parameters()}
 NAMES = tuple(PARAMETERS)
-each = pytest.mark.parametrize("kind", KINDS)
+each = pytest.mark.parametrize("kind", STRUCTURES)
+joint = pytest.mark.parametrize("kind", ["full", "spectral"])
 
 
 def bound(kind: str) -> tuple[pg.Posterior, Tensor]:
@@ -68,8 +69,10 @@ def test_dense(kind: str) -> None:
     assert type(posterior).__name__ in repr(posterior) and "first.weight" in repr(posterior)
 
 
-def test_full_block() -> None:
-    posterior, dense = bound("full")
+@joint
+def test_block_between_parameters(kind: str) -> None:
+    posterior, dense = bound(kind)
+    assert isinstance(posterior, pg.FullPosterior)
     cross = posterior.block("first.bias", "first.weight")
     torch.testing.assert_close(cross, dense[span("first.bias"), span("first.weight")])
 
@@ -95,6 +98,16 @@ def test_quadratic(kind: str) -> None:
     }
     flat = torch.cat([jacobian[n].flatten(2) for n in NAMES], -1)
     torch.testing.assert_close(posterior.quadratic(jacobian), flat @ dense @ flat.mT)
+
+
+@each
+def test_quadratic_of_a_part(kind: str) -> None:
+    posterior, dense = bound(kind)
+    jacobian = {n: torch.randn((3, 2, *PARAMETERS[n].shape), dtype=torch.float64) for n in ("kernel", "head.weight")}
+    index = torch.cat([torch.arange(len(dense))[span(n)] for n in jacobian])
+    flat = torch.cat([j.flatten(2) for j in jacobian.values()], -1)
+    found = posterior.select(*jacobian).quadratic(jacobian)
+    torch.testing.assert_close(found, flat @ dense[index][:, index] @ flat.mT)
 
 
 @each
@@ -229,6 +242,11 @@ BAD = [
     pytest.param(
         lambda: pg.FullPosterior(["w"], torch.tensor([[1.0, 0.5], [0.1, 1.0]])), "not symmetric", id="asymmetric"
     ),
+    pytest.param(lambda: SpectralPosterior(["w"], SQUARE, torch.ones(3), 1.0), r"\[P, k\] and \[k\]", id="spectrum"),
+    pytest.param(lambda: SpectralPosterior(["w", "w"], SQUARE, torch.ones(2), 1.0), "twice", id="named twice again"),
+    pytest.param(lambda: SpectralPosterior(["w"], SQUARE, -torch.ones(2), 1.0), "negative", id="negative along"),
+    pytest.param(lambda: SpectralPosterior(["w"], SQUARE, torch.ones(2), -1.0), "negative", id="negative across"),
+    pytest.param(lambda: SpectralPosterior(["w"], 2 * SQUARE, torch.ones(2), 1.0), "orthonormal", id="not orthonormal"),
 ]
 
 
@@ -255,7 +273,7 @@ def test_bind(kind: str) -> None:
     torch.testing.assert_close(posterior.bind(dict(model.named_parameters())).to_dense(), dense)
 
 
-@pytest.mark.parametrize("kind", ["kronecker", "full"])
+@pytest.mark.parametrize("kind", ["kronecker", "full", "spectral"])
 def test_sampling_asks_for_shapes(kind: str) -> None:
     posterior, _ = make_posterior(kind, PARAMETERS)
     with pytest.raises(pg.PosteriorError, match=r"shape of '\w+(\.\w+)?' is not known.*bind"):
@@ -300,9 +318,10 @@ def test_bind_again_to_another_model(kind: str) -> None:
         posterior.bind(other)
 
 
-def test_full_posterior_needs_the_shapes_of_what_it_left_out() -> None:
+@joint
+def test_full_posterior_needs_the_shapes_of_what_it_left_out(kind: str) -> None:
     """A selection of a joint covariance lies at offsets that only the shapes of all its parameters tell."""
-    posterior, dense = make_posterior("full", PARAMETERS)
+    posterior, dense = make_posterior(kind, PARAMETERS)
     part = posterior.select("head.*")
     torch.testing.assert_close(part.bind(PARAMETERS).to_dense(), dense[span("head.weight"), span("head.weight")])
     with pytest.raises(pg.PosteriorError, match=r"also covers 'kernel'"):
@@ -419,6 +438,7 @@ CORRUPT: dict[str, Callable[[Path], Any]] = {
     "tensor missing": lambda p: write(p, header(), other=torch.ones(2)),
     "factors missing": lambda p: write(p, header(kind="kronecker"), w=torch.ones(2)),
     "covariance missing": lambda p: write(p, header(kind="full"), w=torch.ones(2)),
+    "vectors missing": lambda p: write(p, header(kind="spectral"), w=torch.ones(2)),
     "negative variance": lambda p: write(p, header(), w=-torch.ones(2)),
 }
 

@@ -7,8 +7,11 @@ from propagauss.posterior.full import FullPosterior
 from propagauss.posterior.ivon import from_ivon
 from propagauss.posterior.kronecker import KroneckerPosterior
 from propagauss.posterior.laplace import from_laplace
+from propagauss.posterior.spectral import SpectralPosterior
 
-KINDS: dict[str, type[Posterior]] = {c.kind: c for c in (DiagonalPosterior, KroneckerPosterior, FullPosterior)}
+KINDS: dict[str, type[Posterior]] = {
+    c.kind: c for c in (DiagonalPosterior, KroneckerPosterior, FullPosterior, SpectralPosterior)
+}
 
 __all__ = [
     "KINDS",
@@ -17,6 +20,7 @@ __all__ = [
     "KroneckerPosterior",
     "Noise",
     "Posterior",
+    "SpectralPosterior",
     "fit_laplace",
     "from_ivon",
     "from_laplace",

@@ -10,12 +10,11 @@ from __future__ import annotations
 import fnmatch
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
@@ -25,6 +24,11 @@ from propagauss.posterior.base import Posterior
 from propagauss.posterior.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
 from propagauss.posterior.evidence import Evidence
 from propagauss.posterior.gradients import Batch, Forward
+from propagauss.posterior.likelihoods import LIKELIHOODS, Likelihood
+from propagauss.posterior.ranks import Ranks, check_parts, fingerprint
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 STRUCTURES: dict[str, type[Curvature]] = {
     "diagonal": DiagonalCurvature,
@@ -43,11 +47,12 @@ def fit_laplace(
     prior_precision: float | Literal["marginal_likelihood"] = AUTOMATIC,
     noise: float | Literal["marginal_likelihood"] = AUTOMATIC,
     progress: bool = True,
+    distributed: bool | ProcessGroup = False,
 ) -> Posterior:
     """Posterior with precision `H / σ² + δ I` around the parameters of a trained model.
 
-    Nothing of the model changes. Memory does not grow with outputs times parameters; `structure="full"` stores a square
-    matrix over all chosen parameters.
+    Nothing of the model changes. Memory does not grow with outputs times parameters, except for `structure="full"`: it
+    grows with the chosen parameters times themselves, or times data and outputs if those are less than half as many.
 
     Args:
         model: trained, in evaluation mode. It returns a tensor (or an object with `.logits`): `[B, C]` logits for
@@ -62,31 +67,56 @@ def fit_laplace(
         prior_precision: `δ`, or "marginal_likelihood" to choose it.
         noise: `σ`, or "marginal_likelihood" to choose it; regression only.
         progress: show a progress bar, if the output is a terminal.
+        distributed: True (or a process group) if every rank of torch.distributed calls this with the same model and a
+            loader over a part of the data of its own, which may be empty. All get the posterior of all the data.
 
     Returns:
         A posterior whose `details` hold `prior_precision`, `noise` (regression) and `log_marginal_likelihood`.
     """
-    if structure not in STRUCTURES:
-        raise InputError(f"structure is one of {', '.join(STRUCTURES)}; got {structure!r}")
-    if likelihood not in _LIKELIHOODS:
-        raise InputError(f"likelihood is 'classification' or 'regression'; got {likelihood!r}")
-    if likelihood == "classification" and noise != AUTOMATIC:
-        raise InputError("noise= is for likelihood='regression'; classification has none")
-    delta = _positive(prior_precision, "prior_precision")
-    sigma = 1.0 if likelihood == "classification" else _positive(noise, "noise")
-    check_eval(model)
+    ranks = Ranks.of(distributed)
     with torch.inference_mode(False):
-        forward = Forward(model, _select(model, parameters))
-        curvature = STRUCTURES[structure](forward)
-        loss, targets = _accumulate(curvature, loader, _LIKELIHOODS[likelihood], progress)
-        _report_deterministic(forward.chosen, curvature.names)
-        squared_norm = sum(forward.parameters[n].double().square().sum().item() for n in curvature.names)
-        evidence = Evidence(curvature.eigenvalues(), squared_norm, loss, targets)
-        delta, sigma = evidence.maximise(delta, sigma)
+        with ranks.together():
+            delta, sigma = _check_options(likelihood, structure, prior_precision, noise)
+            check_eval(model)
+            check_parts(model, loader, ranks)
+            forward = Forward(model, _select(model, parameters))
+            curvature = STRUCTURES[structure](forward)
+        if ranks.group is not None:
+            options = {"likelihood": likelihood, "structure": structure, "prior_precision": delta, "noise": sigma}
+            ranks.require_same(options | {"parameters": forward.chosen}, "call fit_laplace alike on all ranks")
+            ranks.require_same(fingerprint(model), "load the same checkpoint on all ranks, or broadcast it from one")
+        with ranks.together():
+            mine = _accumulate(curvature, loader, LIKELIHOODS[likelihood], progress and ranks.rank == 0)
+        curvature.merge(ranks)
+        loss, targets, samples = (sum(parts) for parts in zip(*ranks.gather(mine), strict=True))
+        with ranks.together():
+            if samples == 0:
+                raise InputError(
+                    "the loader is empty: a Laplace fit needs the training data (an exhausted iterator, perhaps?)"
+                )
+            _report_deterministic(forward.chosen, curvature.names)
+            squared_norm = sum(forward.parameters[n].double().square().sum().item() for n in curvature.names)
+            evidence = Evidence(curvature.eigenvalues(), squared_norm, loss, targets)
+            best = evidence.maximise(delta, sigma)
+        delta, sigma = ranks.gather(best)[0]
         posterior = curvature.posterior(delta, sigma).bind(dict(model.named_parameters()))
     posterior.details = {"prior_precision": delta} | ({"noise": sigma} if likelihood == "regression" else {})
     posterior.details["log_marginal_likelihood"] = evidence.log_marginal_likelihood(delta, sigma)
     return posterior
+
+
+def _check_options(
+    likelihood: str, structure: str, prior_precision: float | str, noise: float | str
+) -> tuple[float | None, float | None]:
+    """`δ` and `σ`, None for what is to be chosen."""
+    if structure not in STRUCTURES:
+        raise InputError(f"structure is one of {', '.join(STRUCTURES)}; got {structure!r}")
+    if likelihood not in LIKELIHOODS:
+        raise InputError(f"likelihood is 'classification' or 'regression'; got {likelihood!r}")
+    if likelihood == "classification" and noise != AUTOMATIC:
+        raise InputError("noise= is for likelihood='regression'; classification has none")
+    sigma = 1.0 if likelihood == "classification" else _positive(noise, "noise")
+    return _positive(prior_precision, "prior_precision"), sigma
 
 
 def _positive(value: float | str, name: str) -> float | None:
@@ -139,9 +169,9 @@ def _report_deterministic(chosen: tuple[str, ...], fitted: tuple[str, ...]) -> N
 
 
 def _accumulate(
-    curvature: Curvature, loader: Iterable[Any], likelihood: _Likelihood, progress: bool
-) -> tuple[float, int]:
-    """Run over the data once; returns the sums of `_Terms.loss` and `_Terms.targets`."""
+    curvature: Curvature, loader: Iterable[Any], likelihood: Likelihood, progress: bool
+) -> tuple[float, int, int]:
+    """Run over the data once; returns the sums of `Terms.loss` and `Terms.targets`, and the number of samples."""
     forward, loss, targets, samples = curvature.forward, 0.0, 0, 0
     device = forward.parameters[forward.chosen[0]].device
     cuda = [device] if device.type == "cuda" else []
@@ -160,9 +190,7 @@ def _accumulate(
                 raise InputError(f"{where}: the loss is {terms.loss}; are there missing values among the targets?")
             loss, targets, samples = loss + terms.loss, targets + terms.targets, samples + len(y)
             curvature.add(Batch(forward, x, len(y), terms.output, seen, terms.column))
-    if samples == 0:
-        raise InputError("the loader is empty: a Laplace fit needs the training data (an exhausted iterator, perhaps?)")
-    return loss, targets
+    return loss, targets, samples
 
 
 def _pair(item: Any, device: torch.device) -> tuple[Any, Tensor]:
@@ -180,57 +208,3 @@ def _plain(t: Tensor, device: torch.device) -> Tensor:
     """On the model's device, and a tensor that autograd can use even if it was made in inference mode."""
     t = t.to(device)
     return t.clone() if t.is_inference() else t
-
-
-class _Terms(NamedTuple):
-    """What the likelihood says about one batch, at unit noise."""
-
-    output: Tensor  # [B, C], with its graph
-    loss: float  # negative log-likelihood without its constant
-    targets: int  # number of target values, 0 for classification
-    column: Callable[[int], Tensor]  # c -> [B, C], column c of a root of the Hessian of the loss in the outputs
-
-
-def _classification(output: Tensor, y: Tensor, where: str) -> _Terms:
-    """Cross-entropy; its Hessian `diag(p) - p pᵀ` has a root with columns `√p_c (e_c - p)`."""
-    if output.dim() != 2 or output.shape[1] < 2:
-        raise InputError(
-            f"{where}: classification needs outputs [B, C] with at least 2 classes, got {tuple(output.shape)}"
-            + ("; give a binary model two logits" if output.shape[-1] == 1 else "")
-        )
-    if y.is_floating_point() or y.dtype == torch.bool:
-        raise InputError(f"{where}: labels must be integers, the index of the class; got {y.dtype}")
-    if y.shape != output.shape[:1]:
-        raise InputError(
-            f"{where}: labels have shape {tuple(y.shape)}, outputs {tuple(output.shape)}; labels must be [B]"
-        )
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= output.shape[1]:
-        raise InputError(
-            f"{where}: labels go from {low} to {high}, but the model has classes 0 to {output.shape[1] - 1}"
-        )
-    loss = F.cross_entropy(output.detach().double(), y.long(), reduction="sum").item()
-    p = output.detach().softmax(1)
-    return _Terms(output, loss, 0, lambda c: p[:, c : c + 1].sqrt() * (_unit(p, c) - p))
-
-
-def _regression(output: Tensor, y: Tensor, where: str) -> _Terms:
-    """Half the sum of squares; its Hessian is the identity."""
-    fits = y.shape == output.shape or y.shape == (*output.shape, 1) or (*y.shape, 1) == output.shape
-    if not fits or output.dim() == 0:
-        raise InputError(
-            f"{where}: targets have shape {tuple(y.shape)}, outputs {tuple(output.shape)}; they must agree"
-        )
-    output = output.reshape(len(y), -1)
-    loss = 0.5 * (output.detach().double() - y.reshape(output.shape)).square().sum().item()
-    return _Terms(output, loss, y.numel(), lambda c: _unit(output, c))
-
-
-def _unit(like: Tensor, c: int) -> Tensor:
-    unit = torch.zeros_like(like)
-    unit[:, c] = 1
-    return unit
-
-
-_Likelihood = Callable[[Tensor, Tensor, str], _Terms]
-_LIKELIHOODS: dict[str, _Likelihood] = {"classification": _classification, "regression": _regression}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -37,14 +38,15 @@ class FullPosterior(Posterior):
         if not covariance.isfinite().all():
             raise PosteriorError("the covariance has values that are not finite")
         check_psd(covariance, "the covariance", PosteriorError)
-        self._fill(tuple(names), tuple(names), covariance.detach(), None)
-        self.details: dict[str, float] = {}
+        self._fill(tuple(names), covariance.detach(), shapes)
+
+    def _fill(self, names: tuple[str, ...], matrix: Tensor, shapes: Mapping[str, torch.Size] | None) -> None:
+        """`matrix [P, ...]` has a row for each entry of the parameters."""
+        self._order, self._kept, self._matrix = names, names, matrix
+        self._root: Tensor | None = None  # of the covariance, kept between samples
+        self.shapes, self.details = None, {}
         if shapes is not None:
             self._set_shapes({n: torch.Size(shapes[n]) for n in names})
-
-    def _fill(self, order: tuple[str, ...], kept: tuple[str, ...], matrix: Tensor, shapes: Any) -> None:
-        self._order, self._kept, self._matrix, self.shapes = order, kept, matrix, shapes
-        self._root: Tensor | None = None  # of the covariance, kept between samples
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,24 +92,26 @@ class FullPosterior(Posterior):
     def to_dense(self) -> Tensor:
         if self._kept == self._order:
             return self._matrix
-        index = torch.cat(
-            [torch.arange(self._matrix.shape[0], device=self._matrix.device)[self._span(n)] for n in self._kept]
-        )
+        index = self._index()
         return self._matrix[index][:, index]
 
+    def _index(self) -> Tensor:
+        """The rows of `_matrix` that belong to the parameters kept."""
+        every = torch.arange(self._matrix.shape[0], device=self._matrix.device)
+        return torch.cat([every[self._span(n)] for n in self._kept])
+
     def _scaled(self, factor: float) -> Self:
-        return self._with(matrix=self._matrix * factor)
+        return self._with(_matrix=self._matrix * factor)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        return self._with(matrix=self._matrix.to(*args, **kwargs))
+        return self._with(_matrix=self._matrix.to(*args, **kwargs))
 
     def _keep(self, names: tuple[str, ...]) -> Self:
-        return self._with(kept=names)
+        return self._with(_kept=names)
 
-    def _with(self, matrix: Tensor | None = None, kept: tuple[str, ...] | None = None, shapes: Any = None) -> Self:
-        new = object.__new__(type(self))
-        new._fill(self._order, kept or self._kept, self._matrix if matrix is None else matrix, shapes or self.shapes)
-        new.details = dict(self.details)
+    def _with(self, **attributes: Any) -> Self:
+        new = copy.copy(self)
+        vars(new).update(attributes, _root=None, details=dict(self.details))
         return new
 
     def _all_shapes(self, parameters: Mapping[str, Tensor]) -> dict[str, torch.Size]:
@@ -150,7 +154,7 @@ class FullPosterior(Posterior):
 
     @classmethod
     def _from_state(cls, tensors: dict[str, Tensor], meta: dict[str, Any]) -> FullPosterior:
-        return cls(meta["order"], tensors["covariance"])._with(kept=tuple(meta["kept"]))
+        return cls(meta["order"], tensors["covariance"])._with(_kept=tuple(meta["kept"]))
 
 
 class FullNoise(Noise):

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from propagauss.errors import PosteriorError
 from propagauss.posterior.base import Posterior
-from propagauss.posterior.curvature import require_memory
 from propagauss.posterior.diagonal import DiagonalPosterior
 from propagauss.posterior.full import FullPosterior
 from propagauss.posterior.kronecker import Eigenfactors, KroneckerPosterior
+from propagauss.posterior.memory import require_memory
 
 
 def from_laplace(la: Any) -> Posterior:

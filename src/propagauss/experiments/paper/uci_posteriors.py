@@ -5,23 +5,21 @@ The noise is chosen on the training part in both: by the marginal likelihood, an
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from propagauss.experiments.data import Split
 from propagauss.experiments.paper.datasets import DataMissing
 from propagauss.experiments.training import BATCH, mlp, train
-from propagauss.posterior import FullPosterior, Posterior, from_ivon
-from propagauss.posterior.evidence import Evidence
+from propagauss.posterior import Posterior, fit_laplace, from_ivon
 
-BLOCK = 1024  # rows of a covariance made at a time
 IVON: dict[str, Any] = {"lr": 0.05, "beta2": 0.999, "hess_init": 10.0}
 PRIOR_PRECISION, NOISE_RATE = 1.0, 1e-2
 PROTOCOL = (
@@ -55,75 +53,12 @@ def _epochs(split: Split, steps: int) -> int:
     return math.ceil(steps / math.ceil(len(split.train[0]) / BATCH))
 
 
-@torch.no_grad()
 def full_laplace(model: nn.Module, x: Tensor, y: Tensor) -> Fitted:
-    """What `pg.fit_laplace(structure="full")` gives, for one output, also where parameters outnumber the data by far.
-
-    With the Jacobian `J = U √h Vᵀ [n, P]` the covariance is `(I - V diag(h / (h + δσ²)) Vᵀ) / δ`: eigenvectors of the
-    smaller of `J Jᵀ` and `Jᵀ J` are enough. The root that `sample` needs is of the same form, so no `[P, P]` matrix is
-    ever decomposed. (12,901 parameters: 2.5 GB at most and seconds, where the eigenvectors of a dense `H` would take
-    more than 5 GB and ten minutes.)
-    """
-    parameters = {n: p.detach() for n, p in model.named_parameters()}
-    jacobian = _jacobian(model, parameters, x).double()
-    values, vectors = _right_singular(jacobian)
-    squared_norm = sum(p.double().square().sum().item() for p in parameters.values())
-    loss = 0.5 * (model(x) - y).double().square().sum().item()
-    delta, sigma = Evidence(values.numpy(), squared_norm, loss, y.numel()).maximise(None, None)
-    shrink = values / (values + delta * sigma**2)
-    covariance = _identity_minus(vectors, shrink).div_(delta)
-    root = _identity_minus(vectors, 1 - (1 - shrink).sqrt()).div_(math.sqrt(delta))
-    posterior = RootedPosterior({n: p.shape for n, p in parameters.items()}, covariance, root)
-    posterior.details = {"prior_precision": delta, "noise": sigma}
-    return Fitted(model, posterior, sigma, delta)
-
-
-class RootedPosterior(FullPosterior):
-    """A full posterior whose root is known; positive by construction, so that no decomposition has to prove it."""
-
-    def __init__(self, shapes: Mapping[str, torch.Size], covariance: Tensor, root: Tensor):
-        self._fill(tuple(shapes), tuple(shapes), covariance, None)
-        self._set_shapes(dict(shapes))
-        self._root, self.details = root, {}
-
-    def bind(self, parameters: Mapping[str, Tensor]) -> Self:
-        """Itself: it has the shapes, and a copy would lose the root."""
-        return self
-
-
-def _jacobian(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-    """`[n, P]`, in the order of the parameters."""
-
-    def output(weights: dict[str, Tensor], row: Tensor) -> Tensor:
-        return functional_call(model, weights, (row,)).squeeze()
-
-    found = vmap(grad(output), in_dims=(None, 0), chunk_size=256)(parameters, x)
-    return torch.cat([g.flatten(1) for g in found.values()], 1)
-
-
-def _right_singular(jacobian: Tensor) -> tuple[Tensor, Tensor]:
-    """`h [k]` and `V [P, k]` with `Jᵀ J = V diag(h) Vᵀ`."""
-    if len(jacobian) >= jacobian.shape[1]:
-        values, vectors = torch.linalg.eigh(jacobian.mT @ jacobian)
-        return values.clamp(min=0), vectors
-    values, left = torch.linalg.eigh(jacobian @ jacobian.mT)
-    kept = values > 1e-12 * values[-1]
-    values, left = values[kept], left[:, kept]
-    return values, jacobian.mT @ (left / values.sqrt())
-
-
-def _identity_minus(vectors: Tensor, weights: Tensor) -> Tensor:
-    """`I - V diag(weights) Vᵀ` in single precision, computed in double by blocks of rows; exactly symmetric."""
-    size = len(vectors)
-    result = torch.empty(size, size)
-    weighted = vectors * weights
-    for start in range(0, size, BLOCK):
-        rows = slice(start, min(start + BLOCK, size))
-        block = -(weighted[rows] @ vectors[: rows.stop].mT)
-        block.diagonal(start).add_(1)
-        result[rows, : rows.stop] = block.float()
-        result[: rows.stop, rows] = block.mT.float()
-    return result
+    """Fitted in double precision, as small variances are differences of large numbers."""
+    data = [(x.double(), y.double())]
+    fitted = fit_laplace(copy.deepcopy(model).double(), data, "regression", "full", progress=False)
+    posterior = fitted.to(x.dtype)
+    return Fitted(model, posterior, posterior.details["noise"], posterior.details["prior_precision"])
 
 
 def mean_field(split: Split, sizes: Sequence[int], steps: int, seed: int) -> Fitted:
