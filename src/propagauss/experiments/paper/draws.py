@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
@@ -15,9 +14,7 @@ from torch.func import functional_call
 from propagauss.experiments.paper.classify import Batches, Label, Predictor
 from propagauss.posterior import Posterior
 
-SCALES = np.logspace(
-    -6, 1, 8
-)  # tried first; Laplace posteriors of networks that are not linear are too wide, not too narrow
+LEAST, FIRST, LAST = -6, 1, 6  # decades of the scale; beyond the first eight only while the loss falls there
 
 
 @dataclass(frozen=True)
@@ -87,11 +84,12 @@ def best_scale(nlpd: Callable[[float], float]) -> float:
 
     Every trial runs the network on all points for each draw.
     """
-    values = [nlpd(scale) for scale in SCALES]
-    at = int(np.argmin(values))
-    around = np.log(SCALES[max(at - 1, 0)]), np.log(SCALES[min(at + 1, len(SCALES) - 1)])
+    values = {decade: nlpd(10.0**decade) for decade in range(LEAST, FIRST + 1)}
+    while (at := min(values, key=lambda d: values[d])) == max(values) < LAST:
+        values[at + 1] = nlpd(10.0 ** (at + 1))
+    around = [max(at - 1, LEAST) * math.log(10), min(at + 1, LAST) * math.log(10)]
     fine = minimize_scalar(lambda t: nlpd(math.exp(t)), bounds=around, method="bounded", options={"xatol": 0.1})
-    return math.exp(fine.x) if fine.fun < values[at] else float(SCALES[at])
+    return math.exp(fine.x) if fine.fun < values[at] else 10.0**at
 
 
 def _predictor(draws: Draws, name: str, fitted: bool) -> Predictor:

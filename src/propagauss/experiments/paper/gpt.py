@@ -32,8 +32,8 @@ TASKS = {"boolq": "BoolQ", "wic": "WiC", "mrpc": "MRPC"}
 # prompts for training, validation and test; sampling and GLM see the first `subset` of the test prompts only
 FULL: dict[str, dict[str, Any]] = {
     "minilm": {"counts": [600, 200, 500], "subset": 200, "epochs": 4, "rate": 1e-4},
-    "smollm2": {"counts": [400, 120, 300], "subset": 100, "epochs": 3, "rate": 1e-4},
-    "gpt2": {"counts": [400, 120, 300], "subset": 100, "epochs": 3, "rate": 1e-4},
+    "smollm2": {"counts": [400, 120, 300], "subset": 100, "epochs": 3, "rate": 1e-4, "samples": 20},
+    "gpt2": {"counts": [400, 120, 300], "subset": 100, "epochs": 3, "rate": 1e-4, "samples": 20},
 }
 GLM_LINKS: tuple[Link, ...] = ("probit", "mean_field")
 SHARED: dict[str, Any] = {"tokens": 128, "batch": 8, "head_rate": 1e-3, "decay": 0.01}
