@@ -722,3 +722,30 @@ def test_diagonal_covariance_forgets_what_deeper_layers_share() -> None:
     full, diagonal = (pg.streamline(model, posterior, x, covariance=c)(x) for c in ("full", "diagonal"))
     assert ((full.variance - diagonal.variance).abs() > 0.01 * full.variance).any()
     assert (diagonal.variance / full.variance > 0.1).all() and (diagonal.variance / full.variance < 10).all()
+
+
+# -- full covariance, a few samples at a time
+
+
+def test_a_batch_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of joint covariances is bounded: large batches go through in parts, with the same result."""
+    monkeypatch.setattr("propagauss.network.WORKING_BYTES", 4 * 4 * 6**2 * 3)  # room for three samples of six entries
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double().eval()
+    random = pg.DiagonalPosterior({n: 0.01 * torch.ones_like(p) for n, p in model.named_parameters()})
+    mean, variance = torch.randn(8, 4, dtype=torch.float64), torch.rand(8, 4, dtype=torch.float64)
+    for x in (mean, pg.Gaussian(mean, variance=variance), pg.Gaussian(mean, covariance=torch.diag_embed(variance))):
+        net = pg.streamline(model, random, x, covariance="full")
+        sizes: list[int] = []
+        monkeypatch.setattr(net.body, "forward", _counting(net.body.forward, sizes))
+        parts, whole = net(x), net._whole(net.leaves(x))[0]
+        assert sizes == [3, 3, 2, 8]
+        torch.testing.assert_close(parts.mean, whole.mean)
+        torch.testing.assert_close(parts.covariance, whole.covariance)
+
+
+def _counting(forward: Any, sizes: list[int]) -> Any:
+    def counted(x: Any) -> Any:
+        sizes.append(x.shape[0])
+        return forward(x)
+
+    return counted

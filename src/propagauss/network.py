@@ -11,10 +11,13 @@ from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.graph import hint, is_open
+from propagauss.graph import depends, hint, is_open
 from propagauss.inputs import as_call
 from propagauss.plan import Plan
 from propagauss.trace import Traced, flatten
+
+WORKING_BYTES = 2**28  # for the joint covariances of the samples that are worked on together
+COVARIANCES_ALIVE = 4  # of one size, at most, at one time
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,9 @@ class Streamlined(nn.Module):
         self._out_spec = traced.out_spec
         self.slots = _slots(traced)
         self._single = len(self.slots) == 1 and self._in_spec == flatten((torch.zeros(1),), {})[1]
+        self._names = _names(self._in_spec)
         self._single_output = traced.out_spec.is_leaf()
+        self._at_once = _samples_at_once(plan) if _is_divisible(self.slots, traced) else None
 
     @property
     def code(self) -> str:
@@ -103,21 +108,83 @@ class Streamlined(nn.Module):
 
     def from_leaves(self, leaves: list[Any]) -> Any:
         """The output for the tensors and Gaussians of a call in the order of `slots`, without its literals."""
-        outputs = self.body.forward(*leaves)
+        outputs = self._whole(leaves) if self._at_once is None else self._in_chunks(leaves, self._at_once)
         return outputs[0] if self._single_output else pytree.tree_unflatten(outputs, self._out_spec)
 
+    def _whole(self, leaves: list[Any]) -> tuple[Any, ...]:
+        return self.body.forward(*leaves)
+
+    def _in_chunks(self, leaves: list[Any], size: int) -> tuple[Any, ...]:
+        """A few samples at a time, since joint covariances are large; samples do not depend on each other."""
+        batch = leaves[0].shape[0]
+        if torch.compiler.is_compiling() or batch <= size or any(leaf.shape[0] != batch for leaf in leaves):
+            return self._whole(leaves)
+        starts = range(0, batch, size)
+        found = [self._whole([_rows(leaf, slice(start, start + size)) for leaf in leaves]) for start in starts]
+        return tuple(_joined(parts) for parts in zip(*found, strict=True))
+
+    def leaves(self, example: Any) -> list[Any]:
+        """The tensors and Gaussians of a call, as `from_leaves` takes them."""
+        return self._flatten(*as_call(example))
+
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        leaves, spec = flatten(args, kwargs)
-        if spec != self._in_spec and len(args) == 1 and not kwargs:
-            leaves, spec = flatten(*as_call(args[0]))
-        if spec != self._in_spec:
-            raise InputError(f"this network was streamlined for inputs of the form {self._in_spec}, got {spec}")
+        named = args[0] if len(args) == 1 and not kwargs and isinstance(args[0], dict) else {} if args else kwargs
+        if self._names is not None and len(named) == len(self._names) and all(n in named for n in self._names):
+            leaves = [named[n] for n in self._names]
+        else:
+            leaves, spec = flatten(args, kwargs)
+            if spec != self._in_spec and len(args) == 1 and not kwargs:
+                leaves, spec = flatten(*as_call(args[0]))
+            if spec != self._in_spec:
+                raise InputError(f"this network was streamlined for inputs of the form {self._in_spec}, got {spec}")
         for i, (slot, leaf) in enumerate(zip(self.slots, leaves, strict=True)):
             slot.check(i, leaf)
         return [leaf for slot, leaf in zip(self.slots, leaves, strict=True) if not slot.literal]
 
     def __repr__(self) -> str:
         return f"Streamlined({len(self.plan)} rewritten ops, {len(self.plan.parameters)} random parameters)"
+
+
+def _names(spec: pytree.TreeSpec) -> list[str] | None:
+    """Of the arguments, if all come by name and none is a container: torch.compile cannot trace how `flatten` sorts."""
+    args, kwargs = spec.children()
+    flat = args.num_leaves == 0 and kwargs.num_leaves == len(kwargs.context) > 0
+    return list(kwargs.context) if flat and all(child.is_leaf() for child in kwargs.children()) else None
+
+
+def _samples_at_once(plan: Plan) -> int | None:
+    """How many samples may be in memory together, given their joint covariances; None if these are none."""
+    largest = max((step.entries for step in plan if step.structure == "full"), default=0)
+    return max(1, WORKING_BYTES // (COVARIANCES_ALIVE * 4 * largest**2)) if largest else None
+
+
+def _is_divisible(slots: list[Slot], traced: Traced) -> bool:
+    """Whether a batch comes in first dimensions, and leaves in first dimensions."""
+    tensors = [slot for slot in slots if not slot.literal]
+    inputs = bool(tensors) and all(slot.sizes and slot.sizes[0] is None for slot in tensors)
+    return inputs and all(_has_batch_first(output, traced.batch_symbols) for output in traced.outputs)
+
+
+def _has_batch_first(output: Any, symbols: set[Any]) -> bool:
+    shape = output.meta["val"].shape if isinstance(output, fx.Node) else ()
+    return len(shape) > 0 and depends(shape[0], symbols)
+
+
+def _rows(leaf: Any, which: slice) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf[which]
+    if leaf.is_full:
+        return Gaussian.full(leaf.mean[which], leaf.covariance[which])
+    return Gaussian.diagonal(leaf.mean[which], leaf.variance[which])
+
+
+def _joined(parts: tuple[Any, ...]) -> Any:
+    """The results of all chunks as one."""
+    if isinstance(parts[0], Gaussian) and parts[0].is_full:
+        return Gaussian.full(torch.cat([p.mean for p in parts]), torch.cat([p.covariance for p in parts]))
+    if isinstance(parts[0], Gaussian):
+        return Gaussian.diagonal(torch.cat([p.mean for p in parts]), torch.cat([p.variance for p in parts]))
+    return torch.cat(parts)
 
 
 def _slots(traced: Traced) -> list[Slot]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,11 @@ class Step:
     structure: str
     shape: tuple[int | str, ...]
     note: str
+
+    @property
+    def entries(self) -> int:
+        """Of one sample."""
+        return math.prod(size for size in self.shape if isinstance(size, int))
 
 
 @dataclass(frozen=True)

@@ -389,7 +389,9 @@ class Rewriter:
         elif isinstance(value, (tuple, list)):
             shape = (f"{len(value)} parts",)
         structure = "none" if rule == "by mean" else self.options.covariance
-        self.steps.append((node, Step(op_name(node.target), module_path(node), rule, structure, shape, note)))
+        step = Step(op_name(node.target), module_path(node), rule, structure, shape, note)
+        self.steps.append((node, step))
+        self.env[node].meta["step"] = step
 
     def _activation_note(self) -> str:
         return "linearised" if self.options.activation == "linearise" else "first two moments matched"

@@ -10,7 +10,7 @@ from torch import nn
 
 from propagauss.baselines import GLM
 from propagauss.experiments.paper import mlp_predictors as mlp
-from propagauss.experiments.paper import mnist, mnist_readings, moments, networks, rotated
+from propagauss.experiments.paper import mnist, mnist_readings, mnist_training, moments, networks, rotated
 from propagauss.experiments.paper.datasets import DataMissing
 from propagauss.experiments.paper.experiment import Context
 from propagauss.experiments.paper.published import mnist as published
@@ -122,6 +122,16 @@ def test_other_priors_of_a_diagonal_posterior(small):
 
 
 # -- units and sections
+
+
+def test_length_of_training(context: Context):
+    record = json.loads(json.dumps(mnist_training.measure(context, "mnist", [1, 2]), allow_nan=False))
+    assert [row["epochs"] for row in record["rows"]] == [1, 1, 1, 2, 2, 2]
+    assert {row["method"] for row in record["rows"]} == {"MAP", "temperature scaling", "ours"}
+    assert all(0 <= row["ece"] <= 1 for row in record["rows"])
+    words = mnist_training.reading("MNIST", record, 1.0)
+    assert "1 epochs: MAP" in words and "at most 1.0 for networks of 1, 2 epochs" in words
+    assert "none of them" in mnist_training.reading("MNIST", record, 0.0)
 
 
 def test_mnist_unit(context: Context):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from propagauss.gaussian import Gaussian
+from propagauss.precision import in_full_precision
 from propagauss.rules.linear import StoredLayer, linear_layer, read_layer
 from propagauss.rules.registry import MEAN_ONLY, Built, Site, builder
 from propagauss.rules.wrapping import mean_of
@@ -35,9 +36,11 @@ def attention_weights(
         scores = scores.masked_fill(~allowed, -torch.inf)
     if mask is None:
         return scores.softmax(-1)
-    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    nowhere = scores.isneginf().all(-1, keepdim=True)  # a row without any allowed column would be NaN
-    return scores.softmax(-1).masked_fill(nowhere, 0.0)
+    # on the mask rather than on the scores: the mask is most often the same for all heads
+    closed = ~mask if mask.dtype == torch.bool else mask.isneginf()
+    nowhere = closed.all(-1, keepdim=True)  # a row without any allowed column would be NaN
+    offset = torch.zeros_like(mask, dtype=q.dtype).masked_fill(closed, -torch.inf) if mask.dtype == torch.bool else mask
+    return (scores + offset).softmax(-1).masked_fill(nowhere, 0.0)
 
 
 def attention(
@@ -51,12 +54,16 @@ def attention(
 ) -> Gaussian:
     p = attention_weights(mean_of(q), mean_of(k), mean_of(mask), is_causal, scale, grouped)
 
-    def mix(t: Tensor, weights: Tensor) -> Tensor:
-        if grouped:
-            t = t.repeat_interleave(p.shape[-3] // t.shape[-3], dim=-3)
-        return weights @ t
+    def spread(t: Tensor) -> Tensor:
+        return in_full_precision(lambda s, weights: _mix(s, weights.square(), grouped), t, p)
 
-    return v.mapped(mix(v.mean, p), lambda t: mix(t, p), lambda t: mix(t, p.square()))
+    return v.mapped(_mix(v.mean, p, grouped), lambda t: _mix(t, p, grouped), spread)
+
+
+def _mix(t: Tensor, weights: Tensor, grouped: bool) -> Tensor:
+    if grouped:
+        t = t.repeat_interleave(weights.shape[-3] // t.shape[-3], dim=-3)
+    return weights @ t
 
 
 MEAN_ONLY[aten.scaled_dot_product_attention.default] = (0, 1, 3)

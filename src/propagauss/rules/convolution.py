@@ -28,6 +28,7 @@ from propagauss.posterior.base import Posterior
 from propagauss.posterior.curvature import require_memory
 from propagauss.posterior.diagonal import DiagonalPosterior
 from propagauss.posterior.kronecker import Eigenfactors, KroneckerPosterior
+from propagauss.precision import in_full_precision
 from propagauss.rules.full_convolution import BiasNoise, FullConvolution, IndependentNoise, JointNoise, KroneckerPlaces
 from propagauss.rules.patches import Layout, Settings, convolve, read_settings
 from propagauss.rules.registry import Built, Site, Weight, builder
@@ -43,7 +44,7 @@ def convolution_fixed_weight(
 ) -> Gaussian:
     """Fixed weights, random input: `var = v * W²`; in the full structure both sides of the covariance go through."""
     mean = convolve(x.mean, weight, bias, settings)
-    return x.mapped(mean, lambda t: convolve(t, weight, None, settings), lambda v: convolve(v, squared, None, settings))
+    return x.mapped(mean, lambda t: convolve(t, weight, None, settings), lambda v: _spread(v, squared, None, settings))
 
 
 def convolution_random_bias(
@@ -71,7 +72,7 @@ def convolution_independent(
 ) -> Gaussian:
     """Independent weights: `var = m² * V + v_b + v * (W² + V)`, the last kernel precomputed."""
     m = mean_of(x)
-    own = convolve(m * m, spread, bias_spread, settings)
+    own = in_full_precision(_own, m, spread, bias_spread, settings)
     return Gaussian.diagonal(convolve(m, weight, bias, settings), _with_input(own, x, second, settings))
 
 
@@ -90,9 +91,7 @@ def convolution_rotated(
     `Q_Aᵀ m_l` at all places is a convolution with the eigenvectors as kernels: no patch is ever unfolded.
     """
     m = mean_of(x)
-    flat, none = [1] * (m.dim() - 2), [0] * (m.dim() - 2)
-    rotated = convolve(m, rotation, None, settings).square()
-    own = torch.convolution(rotated, mixing, bias_spread, flat, none, flat, False, none, settings[-1])
+    own = in_full_precision(_rotated, m, rotation, mixing, bias_spread, settings)
     return Gaussian.diagonal(convolve(m, weight, bias, settings), _with_input(own, x, second, settings))
 
 
@@ -110,7 +109,7 @@ def convolution_rooted(
     `(R_or, ρ_or)` are the columns of a root of the joint covariance of `(W_o, b_o)`: a sum of squares, never negative.
     """
     mean = convolve(mean_of(x), weight, bias, settings)
-    squares = convolve(mean_of(x), roots, offsets, settings).square()
+    squares = _spread(mean_of(x), roots, offsets, settings).square()
     own = squares.unflatten(1, (mean.shape[1], -1)).sum(2)
     return Gaussian.diagonal(mean, _with_input(own, x, second, settings))
 
@@ -122,10 +121,10 @@ def convolution_of_values(
     w, b = mean_of(weight), None if bias is None else mean_of(bias)
     mean = convolve(mean_of(x), w, b, settings)
     if isinstance(x, Gaussian) and isinstance(weight, Tensor) and not isinstance(bias, Gaussian):
-        return x.mapped(mean, lambda t: convolve(t, w, None, settings), lambda v: convolve(v, w * w, None, settings))
+        return x.mapped(mean, lambda t: convolve(t, w, None, settings), lambda v: _spread(v, w * w, None, settings))
     spread = torch.zeros_like(w) if isinstance(weight, Tensor) else weight.variance
     bias_spread = bias.variance if isinstance(bias, Gaussian) else None
-    own = convolve(mean_of(x).square(), spread, bias_spread, settings)
+    own = in_full_precision(_own, mean_of(x), spread, bias_spread, settings)
     return Gaussian.diagonal(mean, _with_input(own, x, w.square() + spread, settings))
 
 
@@ -134,7 +133,21 @@ def _with_input(own: Tensor, x: Gaussian | Tensor, second: Tensor | None, settin
     if isinstance(x, Tensor):
         return own
     assert second is not None
-    return own + convolve(x.variance, second, None, settings)
+    return own + _spread(x.variance, second, None, settings)
+
+
+def _own(m: Tensor, spread: Tensor, bias_spread: Tensor | None, settings: Settings) -> Tensor:
+    return convolve(m * m, spread, bias_spread, settings)
+
+
+def _rotated(m: Tensor, rotation: Tensor, mixing: Tensor, bias_spread: Tensor | None, settings: Settings) -> Tensor:
+    flat, none = [1] * (m.dim() - 2), [0] * (m.dim() - 2)
+    squares = convolve(m, rotation, None, settings).square()
+    return torch.convolution(squares, mixing, bias_spread, flat, none, flat, False, none, settings[-1])
+
+
+def _spread(values: Tensor, kernels: Tensor, offsets: Tensor | None, settings: Settings) -> Tensor:
+    return in_full_precision(convolve, values, kernels, offsets, settings)
 
 
 # -- builders
@@ -171,14 +184,13 @@ def build_convolution(site: Site) -> Built | None:
 
 
 def _diagonal(site: Site, x: Any, w: Weight, b: Weight | None, layout: Layout) -> Built:
-    # copies: the network must not change when the model is trained on
-    weight = w.tensor.clone(memory_format=torch.contiguous_format)
+    weight = _kernel(w.tensor, layout)
     bias = None if b is None else b.tensor.clone()
     names, posterior, settings = (w.name, b and b.name), site.posterior, layout.settings
     note = _describe(*names, site.is_random(x), "exact variances, correlation between places dropped")
     if posterior is None or not any(names):
         return Built(convolution_fixed_weight, (x, weight, bias, weight.square(), settings), note)
-    spread = None if w.name is None else posterior.variance(w.name).reshape(weight.shape)
+    spread = None if w.name is None else _kernel(posterior.variance(w.name).reshape(weight.shape), layout)
     bias_spread = None if names[1] is None else posterior.variance(names[1]).flatten()
     second = None if not site.is_random(x) else weight.square() if spread is None else weight.square() + spread
     if w.name is None:
@@ -188,11 +200,21 @@ def _diagonal(site: Site, x: Any, w: Weight, b: Weight | None, layout: Layout) -
     factors = _factors(posterior, w.name, layout)
     if factors is not None:
         assert factors.right is not None
-        rotation = layout.kernels(factors.right.mT.repeat(layout.groups, 1))
+        rotation = _kernel(layout.kernels(factors.right.mT.repeat(layout.groups, 1)), layout)
         mixing = (factors.left.square() @ factors.variance).reshape(*factors.variance.shape, *[1] * (weight.dim() - 2))
         return Built(convolution_rotated, (x, weight, bias, rotation, mixing, bias_spread, second, settings), note)
     roots, offsets = _roots(*_joint(posterior, w.name, names[1], layout), layout)
-    return Built(convolution_rooted, (x, weight, bias, roots, offsets, second, settings), note)
+    return Built(convolution_rooted, (x, weight, bias, _kernel(roots, layout), offsets, second, settings), note)
+
+
+def _kernel(tensor: Tensor, layout: Layout) -> Tensor:
+    """A copy, since the network must not change when the model is trained on, in the order that is fastest on a CPU.
+
+    Kernels stored channels last make the op compute, and return, its images so: a quarter less time for all of
+    ResNet-18. Double precision and convolutions in groups gain nothing.
+    """
+    last = tensor.dim() == 4 and layout.groups == 1 and tensor.dtype != torch.float64
+    return tensor.clone(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 def _full(site: Site, x: Any, w: Weight, b: Weight | None, layout: Layout) -> Built:

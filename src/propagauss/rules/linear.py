@@ -17,6 +17,7 @@ from propagauss.gaussian import Gaussian
 from propagauss.posterior.base import Noise
 from propagauss.posterior.diagonal import DiagonalNoise
 from propagauss.posterior.kronecker import KroneckerNoise, probe
+from propagauss.precision import in_full_precision
 from propagauss.rules.registry import Built, Site, builder, rule
 
 aten = torch.ops.aten
@@ -30,7 +31,8 @@ def linear_fixed_input(
     x: Tensor, weight: Tensor, bias: Tensor | None, spread: Tensor, bias_spread: Tensor | None, others: Others = None
 ) -> Gaussian:
     """Independent weights, fixed input: `var = m² Vᵀ + v_b`. Two products of the size of the layer's own."""
-    return Gaussian.diagonal(F.linear(x, weight, bias), _beside(F.linear(x * x, spread, bias_spread), others))
+    own = in_full_precision(_own, x, spread, bias_spread)
+    return Gaussian.diagonal(F.linear(x, weight, bias), beside(own, others))
 
 
 def linear_random_input(
@@ -44,18 +46,28 @@ def linear_random_input(
 ) -> Gaussian:
     """Independent weights, random input: `var = m² Vᵀ + v_b + v (W² + V)ᵀ`, the second matrix precomputed."""
     m = x.mean
-    own = F.linear(m * m, spread, bias_spread)
-    return Gaussian.diagonal(F.linear(m, weight, bias), _beside(_accumulate(own, x.variance, second_t), others))
+    both = in_full_precision(_own_and_carried, m, x.variance, spread, bias_spread, second_t)
+    return Gaussian.diagonal(F.linear(m, weight, bias), beside(both, others))
 
 
 def linear_fixed_weight(
     x: Gaussian, weight: Tensor, bias: Tensor | None, squared: Tensor, others: Others = None
 ) -> Gaussian:
     """Fixed weights, random input: `var = v (W²)ᵀ`."""
-    return Gaussian.diagonal(F.linear(x.mean, weight, bias), _beside(F.linear(x.variance, squared), others))
+    carried = in_full_precision(F.linear, x.variance, squared)
+    return Gaussian.diagonal(F.linear(x.mean, weight, bias), beside(carried, others))
 
 
-def _beside(variance: Tensor, others: Others) -> Tensor:
+def _own(m: Tensor, spread: Tensor, bias_spread: Tensor | None) -> Tensor:
+    return F.linear(m * m, spread, bias_spread)
+
+
+def _own_and_carried(m: Tensor, v: Tensor, spread: Tensor, bias_spread: Tensor | None, second_t: Tensor) -> Tensor:
+    return _accumulate(F.linear(m * m, spread, bias_spread), v, second_t)
+
+
+def beside(variance: Tensor, others: Others) -> Tensor:
+    """With zeros for the outputs whose spread nobody wants."""
     return variance if others is None else F.pad(variance, others)
 
 
@@ -75,10 +87,10 @@ class Linear(nn.Module):
 
     def forward(self, x: Gaussian | Tensor) -> Gaussian:
         m = x if isinstance(x, Tensor) else x.mean
-        spread = self.noise.variance(m)
+        spread = in_full_precision(self.noise.variance, m)
         if isinstance(x, Gaussian):
             assert self.second_t is not None
-            spread = _accumulate(spread, x.variance, self.second_t)
+            spread = in_full_precision(_accumulate, spread, x.variance, self.second_t)
         return Gaussian.diagonal(F.linear(m, self.weight, self.bias), spread)
 
 
@@ -99,7 +111,10 @@ class FullLinear(nn.Module):
         m = x if isinstance(x, Tensor) else x.mean
         mean = F.linear(m, self.weight, self.bias)
         c = None if isinstance(x, Tensor) else x.covariance
-        spread = self._one(m.reshape(-1, m.shape[-1]), c) if self.positions == 1 else self._several(m, c)
+        if self.positions == 1:
+            spread = in_full_precision(self._one, m.reshape(-1, m.shape[-1]), c)
+        else:
+            spread = in_full_precision(self._several, m, c)
         return Gaussian.full(mean, spread)
 
     def _one(self, m: Tensor, c: Tensor | None) -> Tensor:
@@ -139,10 +154,23 @@ def kronecker_layer(
 ) -> Gaussian:
     """`FullLinear` with a `KroneckerNoise` (see there for the formula), for one position per sample, in few calls."""
     m = x if isinstance(x, Tensor) else x.mean
-    mean = F.linear(m, weight, bias)
     rows = m if m.dim() == 2 else m.reshape(-1, m.shape[-1])
-    coefficients = (rows @ rotation).square() @ right
     c = None if isinstance(x, Tensor) else x.covariance
+    noise = in_full_precision(_kronecker, rows, c, weight, rotation, right, patterns, bias_noise, probes)
+    return Gaussian.full(F.linear(m, weight, bias), noise)
+
+
+def _kronecker(
+    rows: Tensor,
+    c: Tensor | None,
+    weight: Tensor,
+    rotation: Tensor,
+    right: Tensor,
+    patterns: Tensor,
+    bias_noise: Tensor | None,
+    probes: Tensor | None,
+) -> Tensor:
+    coefficients = (rows @ rotation).square() @ right
     if c is not None:
         coefficients = coefficients + probe(c, probes, rotation, right)
     out = weight.shape[0]
@@ -150,7 +178,7 @@ def kronecker_layer(
     noise = noise.view(-1, out, out)
     if c is not None:
         noise = torch.baddbmm(noise, weight.expand(c.shape[0], -1, -1), F.linear(c, weight))
-    return Gaussian.full(mean, noise)
+    return noise
 
 
 def second_moment(weight: Tensor, noise: Noise | None) -> Tensor:
@@ -250,13 +278,21 @@ def matmul(a: Gaussian | Tensor, b: Gaussian | Tensor) -> Gaussian:
     """`var(ab) = m_a² v_b + v_a m_b² + v_a v_b` with matrix products; the plain matrix product if one side is fixed."""
     if isinstance(b, Tensor):
         assert isinstance(a, Gaussian)
-        return a.mapped(a.mean @ b, lambda t: t @ b, lambda t: t @ b.square())
+        return a.mapped(a.mean @ b, lambda t: t @ b, lambda t: in_full_precision(_times_square, t, b))
     if isinstance(a, Tensor):
-        return b.mapped(a @ b.mean, lambda t: a @ t, lambda t: a.square() @ t)
+        return b.mapped(a @ b.mean, lambda t: a @ t, lambda t: in_full_precision(_square_times, a, t))
     mean = a.mean @ b.mean
     if not a.is_full and not b.is_full:
         return Gaussian.diagonal(mean, a.mean.square() @ b.variance + a.variance @ (b.mean.square() + b.variance))
     return Gaussian.full(mean, _matmul_covariance(a, b))
+
+
+def _times_square(v: Tensor, b: Tensor) -> Tensor:
+    return v @ b.square()
+
+
+def _square_times(a: Tensor, v: Tensor) -> Tensor:
+    return a.square() @ v
 
 
 def _matmul_covariance(a: Gaussian, b: Gaussian) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian
+from propagauss.precision import mean_in_norm
 from propagauss.rules.arithmetic import add, multiply
 from propagauss.rules.registry import Built, Site, builder
 
@@ -32,7 +33,7 @@ def row_norm(
 ) -> Gaussian:
     """Layer norm (`centred`) or RMS norm over the last `len(shape)` dimensions; the affine part may be random."""
     dims = tuple(range(-len(shape), 0))
-    m = x.mean if isinstance(x, Gaussian) else x
+    m = mean_in_norm(x.mean if isinstance(x, Gaussian) else x)
     centre = m.mean(dims, keepdim=True) if centred else torch.zeros_like(m[..., :1])
     gain = ((m - centre).square().mean(dims, keepdim=True) + eps).rsqrt()
     unit = (m - centre) * gain

@@ -14,10 +14,11 @@ from propagauss import metrics
 from propagauss.experiments import html, plots
 from propagauss.experiments.methods import Sampler
 from propagauss.experiments.paper import mlp_predictors as mlp
+from propagauss.experiments.paper import mnist_training
 from propagauss.experiments.paper.classify import Batches, Label, Predictor, Score, bold, score
 from propagauss.experiments.paper.datasets import Pair, available, batches, path
 from propagauss.experiments.paper.experiment import Context, Experiment, Mode, Record, Section, Unit
-from propagauss.experiments.paper.mnist_readings import OURS, TITLES, Rows, headline, readings
+from propagauss.experiments.paper.mnist_readings import OURS, REQUIRED, TITLES, Rows, headline, readings
 from propagauss.experiments.paper.networks import IVON, MAP, Trained, ivon_network, laplace, map_network
 from propagauss.experiments.paper.published import mnist as published
 from propagauss.posterior import KroneckerPosterior
@@ -33,7 +34,10 @@ class Measured(Score):
 
 
 def units(context: Context) -> list[Unit]:
-    return [unit(context, name) for name in sets(context)]
+    found = [unit(context, name) for name in sets(context)]
+    if context.quick:
+        return found
+    return found + [mnist_training.unit(name) for name in sets(context) if name in REQUIRED]
 
 
 def sets(context: Context) -> list[str]:

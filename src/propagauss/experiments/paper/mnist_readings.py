@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from propagauss.experiments.paper import mnist_training
 from propagauss.experiments.paper.experiment import Record
 from propagauss.experiments.paper.published import mnist as published
 
@@ -56,6 +57,9 @@ def readings(records: Mapping[str, Record]) -> list[str]:
         rows, title = Rows(records[name]), TITLES[name]
         if name in REQUIRED:
             found += _required(rows, name, title)
+            if name + mnist_training.SUFFIX in records:
+                record = records[name + mnist_training.SUFFIX]
+                found.append(mnist_training.reading(title, record, REQUIRED[name]["ece"]))
         found += [_prior(rows, title), _choices(rows, title), _plain(rows, title), _mean_field(rows, title)]
     return found
 

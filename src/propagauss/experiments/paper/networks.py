@@ -59,9 +59,9 @@ def standardised(context: Context, name: str) -> Images:
     return Images(train, validation, test, data.classes)
 
 
-def map_network(context: Context, name: str) -> Trained:
-    """The network at the maximum a posteriori."""
-    data, settings = standardised(context, name), _settings(context, MAP)
+def map_network(context: Context, name: str, epochs: int | None = None) -> Trained:
+    """The network at the maximum a posteriori; `epochs` if it shall be trained for another time than in `MAP`."""
+    data, settings = standardised(context, name), _settings(context, MAP) | ({"epochs": epochs} if epochs else {})
     kept = _Kept(context, name, "map", data, settings)
     if not kept.complete:
         with _seeded(context.seed):
@@ -83,9 +83,11 @@ def ivon_network(context: Context, name: str) -> tuple[Trained, Posterior]:
     return kept.trained(data), load_posterior(kept.path("posterior.safetensors"))
 
 
-def laplace(context: Context, name: str, structure: Literal["diagonal", "kronecker"]) -> Posterior:
+def laplace(
+    context: Context, name: str, structure: Literal["diagonal", "kronecker"], epochs: int | None = None
+) -> Posterior:
     """Laplace posterior around `map_network`, from all training images; prior precision by marginal likelihood."""
-    trained = map_network(context, name)
+    trained = map_network(context, name, epochs)
     kept = _Kept(context, name, f"laplace-{structure}", trained.data, trained.details)
     file = kept.path("posterior.safetensors")
     if not file.is_file():
