@@ -21,7 +21,7 @@ from propagauss.experiments.paper.classify import LINKS, Batches, Link, Predicto
 from propagauss.experiments.paper.datasets import DataMissing, available
 from propagauss.experiments.paper.experiment import Context, Experiment, Record, Section, Unit
 from propagauss.experiments.paper.gpt_features import TESTED_ON, Features, features
-from propagauss.experiments.paper.gpt_networks import BACKBONES, from_checkpoint, loaded
+from propagauss.experiments.paper.gpt_networks import BACKBONES, HEAD_STDDEV, from_checkpoint, loaded
 from propagauss.experiments.paper.published import gpt as published
 from propagauss.posterior import Posterior, fit_laplace
 from propagauss.streamline import streamline
@@ -32,12 +32,12 @@ TASKS = {"boolq": "BoolQ", "wic": "WiC", "mrpc": "MRPC"}
 # prompts for training, validation and test; sampling and GLM see the first `subset` of the test prompts only
 FULL: dict[str, dict[str, Any]] = {
     "minilm": {"counts": [600, 200, 500], "subset": 200, "epochs": 4, "rate": 1e-4},
-    "smollm2": {"counts": [400, 120, 300], "subset": 100, "epochs": 3, "rate": 1e-4, "samples": 20},
-    "gpt2": {"counts": [400, 120, 300], "subset": 100, "epochs": 3, "rate": 1e-4, "samples": 20},
+    "smollm2": {"counts": [400, 120, 300], "subset": 100, "epochs": 3, "rate": 1e-4},
+    "gpt2": {"counts": [400, 120, 300], "subset": 100, "epochs": 3, "rate": 1e-4},
 }
 GLM_LINKS: tuple[Link, ...] = ("probit", "mean_field")
 SHARED: dict[str, Any] = {"tokens": 128, "batch": 8, "head_rate": 1e-3, "decay": 0.01}
-SHARED |= {"samples": 50, "fit_samples": 5, "fit_points": 50}
+SHARED |= {"samples": 20, "fit_samples": 5, "fit_points": 50, "head_stddev": HEAD_STDDEV}
 QUICK: dict[str, Any] = {"counts": [16, 8, 8], "subset": 4, "epochs": 1, "rate": 1e-4, "tokens": 48}
 QUICK |= {"samples": 3, "fit_samples": 2, "fit_points": 4}
 

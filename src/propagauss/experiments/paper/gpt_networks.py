@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from propagauss.experiments.paper.datasets import DataMissing
 
 CLASSES = 2
+HEAD_STDDEV = 0.02
 
 
 class LlamaPrefix(nn.Module):
@@ -64,9 +65,12 @@ def _each(layers: nn.ModuleList) -> list[Any]:
 
 
 def _head(model: Any) -> nn.Linear:
+    """As Hugging Face starts one. From zeros its two rows would stay opposite, with equal variances: a special case."""
     head = nn.Linear(model.config.hidden_size, CLASSES)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        head.weight.normal_(0.0, HEAD_STDDEV, generator=generator)
+        head.bias.zero_()
     return head
 
 
@@ -167,7 +171,7 @@ FAMILIES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # by the model type o
 def from_checkpoint(name_or_path: str | os.PathLike[str], blocks: int = 4, **options: Any) -> Parts:
     """A pretrained model such as "openai-community/gpt2" (the paper's), from disk: nothing is downloaded.
 
-    The MLPs of its last `blocks` blocks are to be random; the head has zeros until it is trained. `options` go to
+    The MLPs of its last `blocks` blocks are to be random; the head is random until it is trained. `options` go to
     `from_pretrained`.
     """
     import transformers
