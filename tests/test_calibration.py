@@ -213,6 +213,14 @@ def test_bad_classification_data(batches, message):
         Classifier(Latent()).fit_scale(batches)
 
 
+def test_variances_that_overflowed():
+    def wide(x):
+        return Gaussian.diagonal(x, torch.full_like(x, math.inf))
+
+    with pytest.raises(InputError, match="larger prior precision"):
+        Classifier(wide).fit_scale([(torch.zeros(3, 4), torch.zeros(3, dtype=torch.long))])
+
+
 def test_a_used_up_generator_is_empty():
     x, y = classification()
     generator = (batch for batch in [(x, y)])

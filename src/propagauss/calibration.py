@@ -211,6 +211,12 @@ def _latents(net: Any, loader: Iterable[Any], progress: bool) -> Iterable[tuple[
         with torch.no_grad():
             latent = as_latent(call(net, x))
         _finite(latent.mean)
+        if not latent.variance.isfinite().all():
+            raise InputError(
+                "variances of the latent are not finite: the posterior is so wide that they overflow (in a gated MLP "
+                "two random values are multiplied); use a larger prior precision, or posterior.scale(0.01), before "
+                "streamline"
+            )
         yield latent, y
 
 
