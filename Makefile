@@ -51,7 +51,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements/declared.py
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo requirements/peers.txt
-	$(BIN)/python requirements/declared.py experiments export ivon docs dev > $(VENV)/dev.txt
+	$(BIN)/python requirements/declared.py experiments export predict ray ivon docs dev > $(VENV)/dev.txt
 	$(PIP) install -q $(PINNED) -r $(VENV)/dev.txt
 	$(PIP) install -q $(PINNED) --no-deps -r requirements/peers.txt
 	$(PIP) install -q $(PINNED) --no-deps --upgrade --target $(VENV)/timm timm torchvision

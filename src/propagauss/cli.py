@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import propagauss
+from propagauss.errors import PropagaussError
 
-OPTIONAL = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
+OPTIONAL = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "pyarrow": "pyarrow"}
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Command:
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     needs: tuple[str, ...] = ()
+    extra: str = "experiments"  # that brings them
 
 
 def _demo_options(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +73,18 @@ def _reproduce(args: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
+def _predict_options(parser: argparse.ArgumentParser) -> None:
+    from propagauss.predict.command import configure
+
+    configure(parser)
+
+
+def _predict(args: argparse.Namespace) -> int:
+    from propagauss.predict.command import run
+
+    return run(args)
+
+
 COMMANDS: dict[str, Command] = {
     "demo": Command(
         "train on bundled data, fit posteriors, compare predictions, write an HTML report",
@@ -83,6 +97,13 @@ COMMANDS: dict[str, Command] = {
         _reproduce_options,
         _reproduce,
         ("sklearn", "matplotlib"),
+    ),
+    "predict": Command(
+        "stream a large data set through an exported model, going on where a run was stopped",
+        _predict_options,
+        _predict,
+        ("pyarrow",),
+        "predict",
     ),
 }
 
@@ -100,9 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[args.command]
     absent = [OPTIONAL[name] for name in command.needs if not _importable(name)]
     if absent:
-        return _fail(f"`{args.command}` needs {' and '.join(absent)}: pip install propagauss[experiments]", 2)
+        return _fail(f"`{args.command}` needs {' and '.join(absent)}: pip install propagauss[{command.extra}]", 2)
     try:
         return command.run(args)
+    except PropagaussError as error:
+        return _fail(str(error), 1)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return _fail(f"{error.strerror or error}{where}", 1)

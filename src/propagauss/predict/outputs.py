@@ -1,0 +1,75 @@
+"""Columns of the output: what the model returns, and for classifiers the class and how unsure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from propagauss.errors import InputError
+
+MANY = 32  # outputs: more of them are one column of lists, where the file can hold that
+NAMES = {"probabilities": "probability"}
+Arrays = Mapping[str, np.ndarray]
+
+
+def complete(found: Arrays) -> dict[str, np.ndarray]:
+    """With the most probable class and the entropy of the probabilities (in nats) in front, where there are any."""
+    if "probabilities" not in found:
+        return dict(found)
+    p = found["probabilities"].astype(np.float64)
+    entropy = -np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=-1)
+    prediction = p.argmax(axis=-1).astype(np.int32)
+    return {"prediction": prediction, "entropy": entropy.astype(found["probabilities"].dtype), **found}
+
+
+def spread(found: Arrays, there: np.ndarray) -> dict[str, np.ndarray]:
+    """In the rows that are `there`; the others are NaN, or masked where there is no NaN."""
+    return {name: _spread(value, there) for name, value in found.items()}
+
+
+def _spread(value: np.ndarray, there: np.ndarray) -> np.ndarray:
+    if value.dtype.kind == "f":
+        full = np.full((len(there), *value.shape[1:]), np.nan, value.dtype)
+    else:
+        full = np.ma.array(np.zeros((len(there), *value.shape[1:]), value.dtype), mask=True)
+    full[there] = value
+    return full
+
+
+def schema(example: Arrays, id: str | None, id_type: pa.DataType | None, lists: bool) -> pa.Schema:
+    """Of the output, from what the model returns for any input."""
+    first = pa.field(id, id_type) if id is not None else pa.field("row", pa.int64())
+    fields = [pa.field(name, values.type) for name, values in _columns(example, lists)]
+    if first.name in {field.name for field in fields}:
+        raise InputError(f"the id column '{first.name}' has the name of a column of the output: rename it")
+    return pa.schema([first, *fields])
+
+
+def batch(schema: pa.Schema, first: pa.Array, found: Arrays, lists: bool) -> pa.RecordBatch:
+    """Rows of the output."""
+    return pa.RecordBatch.from_arrays([first, *(values for _, values in _columns(found, lists))], schema=schema)
+
+
+def _columns(found: Arrays, lists: bool) -> list[tuple[str, pa.Array]]:
+    return [pair for name, value in found.items() for pair in _split(NAMES.get(name, name), value, lists)]
+
+
+def _split(name: str, value: np.ndarray, lists: bool) -> list[tuple[str, pa.Array]]:
+    """One number a row: a column of that name; some: numbered columns; many: lists."""
+    flat = value.reshape(len(value), int(np.prod(value.shape[1:])))
+    width = flat.shape[1]
+    if flat.dtype == np.float16:  # CSV writers do not know it
+        flat = flat.astype(np.float32)
+    if width == 1:
+        return [(name, _array(flat[:, 0]))]
+    if lists and width > MANY:
+        return [(name, pa.FixedSizeListArray.from_arrays(_array(flat.reshape(-1)), width))]
+    return [(f"{name}_{i}", _array(flat[:, i])) for i in range(width)]
+
+
+def _array(values: np.ndarray) -> pa.Array:
+    if isinstance(values, np.ma.MaskedArray):
+        return pa.array(values.data, mask=np.ma.getmaskarray(values))
+    return pa.array(np.ascontiguousarray(values))
