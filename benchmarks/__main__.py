@@ -6,29 +6,31 @@ import argparse
 import os
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from benchmarks import growth, mlp, report, transformers
+from benchmarks import cnn, growth, language, mlp, onnx_runtime, report, transformers
 from benchmarks.case import Case, Method
 from benchmarks.harness import QUICK, Settings
-from benchmarks.report import Report
+from benchmarks.results import RESULTS, Report, compared, environment
 from benchmarks.run import run
 
-SUITES = {"mlp": mlp.cases, "growth": growth.cases, "transformers": transformers.cases}
-BY_DEFAULT = ("mlp", "transformers")  # the others run when --only asks for them
+SUITES = {
+    "mlp": mlp.cases,
+    "cnn": cnn.cases,
+    "transformers": transformers.cases,
+    "language": language.cases,
+    "onnx": onnx_runtime.cases,
+    "growth": growth.cases,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
     if args.docs:
-        if not report.RESULTS.exists():
-            raise SystemExit(f"no {report.RESULTS}: run `python -m benchmarks --json {report.RESULTS}` first")
-        stored = Report.load(report.RESULTS)
-        report.update_page(stored)
-        report.update_readme(stored)
-        print(f"rewrote {report.PAGE} and {report.README}")
+        _write_docs()
         return
     chosen = _chosen(args.only, args.batches)
     if args.list:
@@ -41,29 +43,53 @@ def main(arguments: list[str] | None = None) -> None:
     _measure(chosen, args.quick, args.json)
 
 
+def _write_docs() -> None:
+    from benchmarks import pages  # needs matplotlib
+
+    if not RESULTS.exists():
+        raise SystemExit(f"no {RESULTS}: run `python -m benchmarks --json {RESULTS}` first")
+    print("rewrote", *pages.update(Report.load(RESULTS)), sep="\n  ")
+
+
 def _measure(chosen: list[tuple[Case, list[Method]]], quick: bool, path: Path | None) -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")  # those of other libraries, which would break up the tables
     settings = QUICK if quick else Settings()
-    config, machine = report.environment(settings, quick)
+    config, machine = environment(settings, quick)
     print(f"{machine['cpu']}, one thread; " + ", ".join(f"{n} {v}" for n, v in machine["packages"].items()))
     if machine["load"] is not None and machine["load"] > 0.5:
         print(f"The machine is busy (load {machine['load']} on {os.cpu_count()} cores): expect wide spreads.")
     print("Ratios to the plain forward in the same round; see docs/benchmarks.md.\n", flush=True)
-    rows = []
+    found = Report({}, [], [], config, machine)
     with torch.no_grad():
         for case, methods in chosen:
             done = run(case, methods, settings, quick)
-            rows += done
+            found.titles[case.name] = case.title
+            found.rows.extend(done)
+            found.comparisons.extend(compared(case.name, case.faster, done))
             print(report.table(f"{case.name}: {case.title}", done), flush=True)
-    print(report.summary(rows))
-    if path is not None:
-        Report({case.name: case.title for case, _ in chosen}, rows, config, machine).save(path)
+            if path is not None:
+                _merged(path, found).save(path)
+    print(report.summary(found))
+
+
+def _merged(path: Path, found: Report) -> Report:
+    """A new report beside what the file says of other cases, memory and workers."""
+    if not path.exists():
+        return found
+    kept = Report.load(path)
+    titles = kept.titles | found.titles
+    order = [case.name for suite in SUITES.values() for case in suite(None)]
+    names = sorted(titles, key=lambda name: order.index(name) if name in order else len(order))
+    rows = [r for name in names for r in (found if name in found.titles else kept).of(name)]
+    others = [c for c in kept.comparisons if c.case not in found.titles]
+    comparisons = sorted([*others, *found.comparisons], key=lambda c: names.index(c.case))
+    merged = {"titles": {name: titles[name] for name in names}, "rows": rows, "comparisons": comparisons}
+    return replace(found, **merged, memory=kept.memory, workers=kept.workers)
 
 
 def _chosen(pattern: str | None, batches: list[int] | None) -> list[tuple[Case, list[Method]]]:
-    suites = SUITES if pattern is not None else {name: SUITES[name] for name in BY_DEFAULT}
-    found = [(case, case.chosen(pattern)) for suite in suites.values() for case in suite(batches)]
+    found = [(case, case.chosen(pattern)) for suite in SUITES.values() for case in suite(batches)]
     return [(case, methods) for case, methods in found if methods]
 
 
@@ -74,7 +100,9 @@ def _parser() -> argparse.ArgumentParser:
         "--only", metavar="PATTERN", help="rows whose name (see --list) contains this or matches as a glob"
     )
     parser.add_argument("--batches", metavar="N", type=_positive, nargs="+", help="batch sizes (default: 1 64 1024)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there too")
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write the results there too; cases that did not run stay as they are"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of all rows and stop")
     parser.add_argument("--docs", action="store_true", help="rewrite the tables of docs and README from results.json")
     return parser

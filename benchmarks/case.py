@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from propagauss import Gaussian
@@ -32,9 +33,20 @@ class Method:
     computed: Callable[[], float] | None = None
     limit: float | None = None  # the largest ratio to the plain forward that we accept
     same: bool = False  # whether it computes the same numbers as the other methods so marked
+    error: Callable[[Predict], float] | None = None  # of its standard deviations, as a fraction, on inputs of its own
+    error_limit: float | None = None
     heavy: bool = False  # too slow, or too slow to build, for --quick
     needs_grad: bool = False  # runs with autograd enabled because it fails without
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Faster:
+    """One method of a case is to be this many times faster than another; without a limit, only to be compared."""
+
+    method: str
+    other: str
+    at_least: float | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,7 @@ class Case:
     plain: Callable[[], Predict]
     methods: list[Method] = field(default_factory=list)
     patience: float = 1.0  # slow models get this many times the usual time, for enough rounds
+    faster: list[Faster] = field(default_factory=list)
 
     def chosen(self, pattern: str | None) -> list[Method]:
         """The methods whose `case/method` contains `pattern`, or matches it as a glob."""
@@ -59,5 +72,5 @@ class Case:
 def moments(output: Any) -> tuple[Tensor, Tensor]:
     """Mean and variances of what a method returned: a Gaussian, or a pair of mean and variance or covariance."""
     mean, spread = (output.mean, output.variance) if isinstance(output, Gaussian) else output[:2]
-    mean, spread = mean.detach(), spread.detach()
+    mean, spread = torch.as_tensor(mean).detach(), torch.as_tensor(spread).detach()
     return mean, spread.diagonal(dim1=-2, dim2=-1) if spread.dim() > mean.dim() else spread

@@ -17,9 +17,8 @@ import torch
 
 import propagauss as pg
 from benchmarks import transformers as models
-from benchmarks.report import PAGE, between
+from benchmarks.pages import PAGE, marked
 
-START, END = "<!-- fit:start -->", "<!-- fit:end -->"
 BATCHES, BATCH = 2, 4
 CASES = [
     ("vit", "values of the last two blocks, head", models.VIT_VALUES),
@@ -68,7 +67,7 @@ def main() -> None:
         return
     lines = [HEADER, ("---",) * 3 + ("--:",) * 3, *rows()]
     if "--docs" in sys.argv:
-        between(PAGE, "\n".join(f"| {' | '.join(cells)} |" for cells in lines), START, END)
+        marked(PAGE, "fit", "\n".join(f"| {' | '.join(cells)} |" for cells in lines))
 
 
 if __name__ == "__main__":

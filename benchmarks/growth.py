@@ -36,12 +36,13 @@ class Network:
 
 
 VARIED = {
-    "width": (32, 128, 512, 1024),
-    "depth": (1, 2, 8, 16),
-    "classes": (2, 100, 1000),
+    "width": (32, 64, 128, 256, 512, 1024),
+    "depth": (1, 2, 4, 8, 16),
+    "classes": (2, 10, 100, 1000),
     "bayesian": (1, 2, 3, 4),
-    "batch": (1, 16, 256, 1024),
+    "batch": (1, 4, 16, 64, 256, 1024),
 }
+OURS, COUNT, FULL = "streamlined", "count of multiplications", 'streamlined, covariance="full"'
 FULL_UP_TO = 64  # width up to which the joint covariance is timed too: its cost is cubic
 
 
@@ -78,11 +79,11 @@ def cases(batches: Iterable[int] | None = None) -> list[Case]:
 
 def _case(name: str, network: Network) -> Case:
     methods = [
-        Method("count of multiplications", computed=lambda: diagonal_products(network.sizes, network.random)),
-        Method("streamlined", partial(streamlined, network, "diagonal")),
+        Method(COUNT, computed=lambda: diagonal_products(network.sizes, network.random)),
+        Method(OURS, partial(streamlined, network, "diagonal")),
     ]
     if network.width <= FULL_UP_TO:
-        methods.append(Method('streamlined, covariance="full"', partial(streamlined, network, "full")))
+        methods.append(Method(FULL, partial(streamlined, network, "full")))
     title = (
         f"{network.depth} layers of width {network.width}, {network.bayesian} random, {network.classes} classes, "
         f"batch {network.batch}"

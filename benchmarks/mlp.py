@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import propagauss as pg
 from benchmarks import formulas, peers
-from benchmarks.case import Case, Method, Predict, SkipMethod
+from benchmarks.case import Case, Faster, Method, Predict, SkipMethod
+from benchmarks.thin import TOLERANCE, described, sd_error
 
 SIZES = (784, 128, 64, 10)
 SMALL = (16, 32, 16, 4)
@@ -21,9 +22,13 @@ BATCHES = (1, 64, 1024)
 SAMPLES = 100
 JACOBIANS_UP_TO = 64  # the Jacobians of a GLM take [batch, outputs, parameters]: 4.5 GB at batch 1024
 
-# The limits that the streamlined network is to keep in eager mode, by batch size.
+# The limits that the streamlined network is to keep in eager mode, by batch size: ratios to the plain forward,
 DIAGONAL_LIMITS = {1: 3.4, 64: 2.9, 1024: 2.7}
 KRONECKER_FULL_LIMITS = {1: 9.0, 64: 36.0}
+THIN_LIMITS = {64: 2.0, 1024: 1.6}
+# and how many times faster it is to be than others.
+SUQ, GLM = "suq", "laplace-torch GLM"
+FASTER = {SUQ: {1: 4.0, 64: 2.0, 1024: 1.4}, GLM: {1: 20.0, 64: 500.0}}
 
 Sizes = tuple[int, ...]
 Structure = Literal["diagonal", "kronecker", "full"]
@@ -80,6 +85,13 @@ def streamlined(sizes: Sizes, structure: Structure, covariance: Literal["diagona
     return pg.streamline(trained(sizes), posterior(sizes, structure), data(sizes)[0][:2], covariance=covariance)
 
 
+@cache
+def thin(sizes: Sizes) -> pg.Streamlined:
+    """The diagonal posterior, with thin factors for the spreads: ranks found on the first inputs."""
+    own, x = posterior(sizes, "diagonal"), data(sizes)[0]
+    return described(lambda: pg.streamline(trained(sizes), own, x[:128], variance_tolerance=TOLERANCE))
+
+
 def inputs(sizes: Sizes, batch: int) -> Tensor:
     x = data(sizes)[0]
     return x.repeat(-(-batch // len(x)), 1)[:batch].clone()
@@ -128,7 +140,7 @@ def common(sizes: Sizes, structure: Structure, peer: Peer, batch: int) -> list[M
     own: Callable[[], tuple[nn.Module, pg.Posterior]] = lambda: (trained(sizes), posterior(sizes, structure))  # noqa: E731
     large = batch > 1 and sizes == SIZES
     jacobian = [
-        Method("laplace-torch GLM", lambda: peers.laplace_glm(laplace(sizes, peer)), heavy=large and peer == "kron"),
+        Method(GLM, lambda: peers.laplace_glm(laplace(sizes, peer)), heavy=large and peer == "kron"),
         Method("our GLM baseline", lambda: pg.baselines.GLM(*own()), heavy=large and peer == "kron"),
     ]
     sampling = [
@@ -155,15 +167,23 @@ def diagonal(batch: int) -> Case:
     ours = Method(
         "streamlined", lambda: streamlined(SIZES, "diagonal", "diagonal"), limit=DIAGONAL_LIMITS.get(batch), same=True
     )
+    exact = partial(streamlined, SIZES, "diagonal", "diagonal")
     methods = [
         Method("count of multiplications", computed=lambda: formulas.diagonal_products(list(SIZES))),
         ours,
+        Method(
+            f"streamlined, variance_tolerance={TOLERANCE}",
+            partial(thin, SIZES),
+            limit=THIN_LIMITS.get(batch),
+            error=partial(sd_error, exact, lambda: data(SIZES)[0][256:]),
+            error_limit=TOLERANCE,
+        ),
         Method("streamlined, torch.compile", partial(compiled, SIZES), same=True, heavy=True),
         Method("same formulas by hand", partial(by_hand, SIZES), same=True),
-        Method("suq", partial(suq_diagonal, SIZES), same=True, needs_grad=True),
+        Method(SUQ, partial(suq_diagonal, SIZES), same=True, needs_grad=True),
         *common(SIZES, "diagonal", "diag", batch),
     ]
-    return _case("diagonal", SIZES, batch, methods)
+    return _case("diagonal", SIZES, batch, methods, _than_others("streamlined", methods, batch))
 
 
 def kronecker(batch: int) -> Case:
@@ -179,11 +199,11 @@ def kronecker(batch: int) -> Case:
             "paper's formulas, literally", partial(by_hand_kronecker, SIZES), note="written here, part of no library"
         ),
         Method(
-            "suq", lambda: peers.suq_kronecker(trained(SIZES), laplace(SIZES, "kron")), needs_grad=True, heavy=batch > 1
+            SUQ, lambda: peers.suq_kronecker(trained(SIZES), laplace(SIZES, "kron")), needs_grad=True, heavy=batch > 1
         ),
         *common(SIZES, "kronecker", "kron", batch),
     ]
-    return _case("kronecker", SIZES, batch, methods)
+    return _case("kronecker", SIZES, batch, methods, _than_others('streamlined, covariance="full"', methods))
 
 
 def full(batch: int) -> Case:
@@ -192,9 +212,16 @@ def full(batch: int) -> Case:
         Method('streamlined, covariance="diagonal"', lambda: streamlined(SMALL, "full", "diagonal")),
         *common(SMALL, "full", "full", batch),
     ]
-    return _case("full", SMALL, batch, methods)
+    return _case("full", SMALL, batch, methods, _than_others('streamlined, covariance="full"', methods))
 
 
-def _case(structure: Structure, sizes: Sizes, batch: int, methods: list[Method]) -> Case:
+def _than_others(ours: str, methods: list[Method], batch: int | None = None) -> list[Faster]:
+    """Comparisons with every other method; limits, for the batch sizes that have one."""
+    others = [m.name for m in methods if m.make is not None and not m.name.startswith(("streamlined", "same"))]
+    return [Faster(ours, name, FASTER.get(name, {}).get(batch or 0)) for name in others]
+
+
+def _case(structure: Structure, sizes: Sizes, batch: int, methods: list[Method], faster: list[Faster]) -> Case:
     title = f"{'-'.join(map(str, sizes))} ReLU MLP, {structure} posterior, batch {batch}"
-    return Case(f"mlp/{structure}/{batch}", title, partial(inputs, sizes, batch), partial(trained, sizes), methods)
+    own = partial(inputs, sizes, batch), partial(trained, sizes)
+    return Case(f"mlp/{structure}/{batch}", title, *own, methods, faster=faster)

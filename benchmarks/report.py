@@ -1,236 +1,185 @@
-"""What a run leaves behind: a table on the terminal, a JSON file, and the tables of docs/benchmarks.md made from it."""
+"""Tables of a report: on the terminal, in the documentation, and the short one of the README."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterable
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
-import propagauss
 from benchmarks.case import PLAIN
-from benchmarks.harness import Settings, Timing
+from benchmarks.results import Report, Row
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results.json"
-PAGE = ROOT / "docs" / "benchmarks.md"
-README = ROOT / "README.md"
-START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"
-PACKAGES = ("torch", "laplace-torch", "suq", "curvlinops-for-pytorch", "numpy")
 HEADER = ("method", "ratio", "10 to 90 %", "rounds × repeats", "memory", "limit", "met")
-
-
-@dataclass(frozen=True)
-class Row:
-    case: str
-    method: str
-    timing: Timing | None = None
-    computed: float | None = None
-    limit: float | None = None
-    peak_bytes: int | None = None
-    extra_bytes: int | None = None  # beyond the peak of the plain forward
-    note: str = ""
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the row keeps its limit; None without a limit or a timing."""
-        return None if self.limit is None or self.timing is None else self.timing.ratio <= self.limit
-
-    def cells(self) -> tuple[str, ...]:
-        t = self.timing
-        return (
-            self.method,
-            "" if t is None and self.computed is None else _times(t.ratio if t else self.computed or 0.0),
-            "" if t is None else f"{_number(t.low)} to {_number(t.high)}",
-            "computed" if self.computed is not None else "" if t is None else f"{t.rounds} × {t.repeats}",
-            self._memory(),
-            "" if self.limit is None else _times(self.limit),
-            {True: "yes", False: "NO", None: ""}[self.met],
-        )
-
-    def _memory(self) -> str:
-        if self.extra_bytes is not None:
-            return f"{'+' if self.extra_bytes >= 0 else '-'}{_bytes(abs(self.extra_bytes))}"
-        return "" if self.peak_bytes is None else _bytes(self.peak_bytes)
-
-
-@dataclass(frozen=True)
-class Report:
-    titles: dict[str, str]  # by case
-    rows: list[Row]
-    settings: dict[str, Any]
-    environment: dict[str, Any]
-
-    def save(self, path: Path) -> None:
-        rows = [asdict(r) | {"met": r.met} for r in self.rows]
-        write(path, json.dumps(asdict(self) | {"rows": rows}, indent=1) + "\n")
-
-    @staticmethod
-    def load(path: Path) -> Report:
-        stored = json.loads(path.read_text())
-        rows = []
-        for entry in stored["rows"]:
-            entry.pop("met")
-            rows.append(Row(**entry | {"timing": entry["timing"] and Timing(**entry["timing"])}))
-        return Report(stored["titles"], rows, stored["settings"], stored["environment"])
-
-
-def environment(settings: Settings, quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the numbers depend on: settings of the run, and the machine."""
-    machine = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "packages": {"propagauss": propagauss.__version__} | {p: v for p in PACKAGES if (v := _version(p))},
-    }
-    return asdict(settings) | {"threads": 1, "quick": quick}, machine
-
-
-# -- the terminal
+ERROR = "error of sd"
+MET = {True: "yes", False: "NO", None: ""}
 
 
 def table(title: str, rows: list[Row]) -> str:
-    cells = [HEADER, *(r.cells() for r in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(HEADER))]
-    lines = [
-        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in cells
+    """For the terminal."""
+    header, lines = _table(rows)
+    widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
+    aligned = [
+        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+        for line in [header, *lines]
     ]
-    rule = "-" * len(lines[0])
     notes = [f"  {r.method}: {r.note}" for r in rows if r.note]
-    return "\n".join([f"{title} ({_plain_time(rows)})", lines[0], rule, *lines[1:], *notes, ""])
-
-
-def summary(rows: Iterable[Row]) -> str:
-    """One line: how many of the limits hold."""
-    limited = [r for r in rows if r.limit is not None]
-    if not limited:
-        return "No row of this run has a limit."
-    failed = [f"{r.case}/{r.method}" for r in limited if r.met is False]
-    missing = [f"{r.case}/{r.method}" for r in limited if r.met is None]
-    text = f"Limits met: {len(limited) - len(failed) - len(missing)} of {len(limited)}."
-    if failed:
-        text += f" Not met: {', '.join(failed)}."
-    return text + (f" Not measured: {', '.join(missing)}." if missing else "")
-
-
-# -- the documentation
+    return "\n".join([f"{title} ({_plain_time(rows)})", aligned[0], "-" * len(aligned[0]), *aligned[1:], *notes, ""])
 
 
 def markdown(report: Report) -> str:
+    """All of a report but the growth of cost, which is plotted."""
     env, settings = report.environment, report.settings
     packages = ", ".join(f"{name} {number}" for name, number in env["packages"].items())
     parts = [
         f"Measured {env['date']} on one thread of {env['cpu']} ({env['cores']} cores, load {env['load']} at the "
         f"start), {env['system']}, Python {env['python']}, {packages}; up to {settings['rounds']} rounds, blocks of "
         f"{1000 * settings['block']:g} ms{', quick run' if settings['quick'] else ''}.",
-        summary(report.rows),
+        summary(report),
+        limits(report),
     ]
     for case, group in groupby(report.rows, key=lambda r: r.case):
-        rows = list(group)
-        lines = [f"| {' | '.join(HEADER)} |", f"|---{'|--:' * (len(HEADER) - 1)}|"]
-        lines += [f"| {' | '.join(r.cells())} |" for r in rows]
-        parts += [f"### {report.titles[case]}", f"The {_plain_time(rows)}.", "\n".join(lines)]
-        parts += ["\n".join(f"- {r.method}: {r.note}" for r in rows if r.note)]
+        if not case.startswith("growth/"):
+            rows = list(group)
+            parts += [f"### {report.titles[case]}", f"The {_plain_time(rows)}.", markdown_table(*_table(rows))]
+            parts += ["\n".join(f"- {r.method}: {r.note}" for r in rows if r.note)]
     return "\n\n".join(filter(None, parts))
 
 
-def headline(report: Report) -> str:
-    """The short table of the README: one row per method, one column per case of the MLP."""
-    rows = {(r.case, r.method): r for r in report.rows}
-    wanted = [case for case in report.titles if case.startswith(("mlp/diagonal/", "mlp/kronecker"))]
-    methods = list(dict.fromkeys(r.method for r in report.rows if r.case in wanted and (r.timing or r.computed)))
-    header = ["", *(case.removeprefix("mlp/").replace("/", ", batch ") for case in wanted)]
-    lines = [f"| {' | '.join(header)} |", f"|---{'|--:' * len(wanted)}|"]
-    for method in methods:
-        cells = [rows[case, method].cells()[1] if (case, method) in rows else "" for case in wanted]
-        lines.append(f"| {' | '.join([method, *cells])} |")
-    return "\n\n".join(filter(None, ("\n".join(lines), _transformers(report))))
-
-
-def _transformers(report: Report) -> str:
-    """One row per part of a large model that is Bayesian."""
-    models = {"transformers/vit": "ViT-base", "transformers/gpt": "GPT-2"}
-    rows = [r for r in report.rows if r.case in models and r.method != PLAIN and r.timing]
-    if not rows:
+def limits(report: Report) -> str:
+    """Every limit and what was measured against it, and the comparisons without one."""
+    lines = []
+    for row in report.rows:
+        title = report.titles[row.case]
+        if row.limit is not None and row.timing:
+            kept = MET[row.timing.ratio <= row.limit]
+            lines.append((title, row.method, "plain forward", times(row.timing.ratio), f"≤ {times(row.limit)}", kept))
+        if row.error_limit is not None and row.error is not None:
+            kept = MET[row.error <= row.error_limit]
+            error, limit = percent(row.error), f"≤ {percent(row.error_limit)}"
+            lines.append((title, row.method, "exact standard deviation", f"{error} off", limit, kept))
+    for c in report.comparisons:
+        wanted = "" if c.at_least is None else f"≥ {times(c.at_least)} faster"
+        found = f"{times(c.times)} faster" if c.times >= 1 else f"{times(1 / c.times)} slower"
+        lines.append((report.titles[c.case], c.method, c.other, found, wanted, MET[c.met]))
+    if not lines:
         return ""
-    lines = ["| large models, batch 1: what is Bayesian | time | memory |", "|---|--:|--:|"]
-    for row in rows:
-        cells = row.cells()
-        lines.append(f"| {models[row.case]}: {row.method} | {cells[1]} | {cells[4]} |")
-    return "\n".join(lines)
+    header = ("model", "method", "against", "measured", "limit", "met")
+    return "### Limits and comparisons\n\n" + markdown_table(header, lines, left=3)
 
 
-def update_page(report: Report, page: Path = PAGE) -> None:
-    """Put the tables of `report` between the markers of the page."""
-    between(page, markdown(report))
+def summary(report: Report) -> str:
+    """One line: how many of the limits hold."""
+    limited = [r for r in report.rows if r.limit is not None or r.error_limit is not None]
+    promised = [c for c in report.comparisons if c.at_least is not None]
+    if not limited and not promised:
+        return "No row of this run has a limit."
+    failed = [f"{r.case}/{r.method}" for r in limited if r.met is False]
+    failed += [f"{c.case}/{c.method} against {c.other}" for c in promised if c.met is False]
+    missing = [f"{r.case}/{r.method}" for r in limited if r.met is None]
+    total = len(limited) + len(promised)
+    text = f"Limits met: {total - len(failed) - len(missing)} of {total}."
+    if failed:
+        text += f" Not met: {', '.join(failed)}."
+    return text + (f" Not measured: {', '.join(missing)}." if missing else "")
 
 
-def update_readme(report: Report) -> None:
-    between(README, headline(report))
+def headline(report: Report) -> str:
+    """The short tables of the README."""
+    parts = _mlp(report), _large(report)
+    return "\n\n".join(filter(None, parts))
 
 
-def between(page: Path, tables: str, start: str = START, end: str = END) -> None:
-    """Put text between two markers of a page."""
-    text = page.read_text()
-    if text.count(start) != 1 or text.count(end) != 1:
-        raise SystemExit(f"{page} needs the markers {start} and {end}, once each")
-    before, rest = text.split(start)
-    after = rest.split(end)[1]
-    write(page, f"{before}{start}\n\n{tables}\n\n{end}{after}")
+def _mlp(report: Report) -> str:
+    """One row per method, one column per case."""
+    wanted = [case for case in report.titles if case.startswith(("mlp/diagonal/", "mlp/kronecker"))]
+    methods = dict.fromkeys(r.method for r in report.rows if r.case in wanted and r.ratio is not None)
+    header = ["", *(case.removeprefix("mlp/").replace("/", ", batch ") for case in wanted)]
+    found = [[report.find(case, method) for case in wanted] for method in methods]
+    lines = [
+        [method, *("" if r is None or r.ratio is None else times(r.ratio) for r in rows)]
+        for method, rows in zip(methods, found, strict=True)
+    ]
+    return markdown_table(header, lines) if lines else ""
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner can read
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _large(report: Report) -> str:
+    """One row per part of a large model that is Bayesian."""
+    models = {
+        "resnet/": "ResNet-18, 32 px",
+        "transformers/vit": "ViT-base",
+        "transformers/gpt": "GPT-2",
+        "language/minilm": "MiniLM",
+        "language/smollm2": "SmolLM2-135M",
+    }
+    lines = []
+    for case, model in models.items():
+        rows = [r for r in report.rows if r.case.startswith(case) and r.method != PLAIN and r.timing]
+        lines += [(f"{model}: {r.method}", times(r.timing.ratio), _memory(r)) for r in rows if r.timing]
+    return markdown_table(("large models: what is Bayesian", "time", "memory"), lines) if lines else ""
+
+
+# -- cells
+
+
+def _table(rows: list[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and lines; with a column for errors if there are any."""
+    lines = [_cells(r) for r in rows]
+    if all(r.error is None for r in rows):
+        return HEADER, lines
+    errors = ["" if r.error is None else percent(r.error) for r in rows]
+    header = (*HEADER[:-2], ERROR, *HEADER[-2:])
+    return header, [(*line[:-2], error, *line[-2:]) for line, error in zip(lines, errors, strict=True)]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    t = row.timing
+    return (
+        row.method,
+        "" if row.ratio is None else times(row.ratio),
+        "" if t is None else f"{number(t.low)} to {number(t.high)}",
+        "computed" if row.computed is not None else "" if t is None else f"{t.rounds} × {t.repeats}",
+        _memory(row),
+        "" if row.limit is None else times(row.limit),
+        MET[row.met],
+    )
+
+
+def _memory(row: Row) -> str:
+    if row.extra_bytes is not None:
+        return f"{'+' if row.extra_bytes >= 0 else '-'}{size(abs(row.extra_bytes))}"
+    return "" if row.peak_bytes is None else size(row.peak_bytes)
+
+
+def markdown_table(header: Iterable[str], lines: Iterable[Iterable[str]], left: int = 1) -> str:
+    """The first `left` columns aligned to the left, the others to the right."""
+    names = list(header)
+    rule = f"|{'---|' * left}{'--:|' * (len(names) - left)}"
+    return "\n".join([f"| {' | '.join(names)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)])
 
 
 def _plain_time(rows: list[Row]) -> str:
-    plain: Mapping[str, Timing | None] = {r.method: r.timing for r in rows}
-    timing = plain.get(PLAIN)
-    return f"{PLAIN} takes {1e6 * timing.seconds:,.0f} µs" if timing else f"{PLAIN} not timed"
+    timing = next((r.timing for r in rows if r.method == PLAIN), None)
+    return f"{PLAIN} takes {duration(timing.seconds)}" if timing else f"{PLAIN} not timed"
 
 
-def _times(ratio: float) -> str:
-    return f"{_number(ratio)}x"
+def duration(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:,.0f} µs"
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def _number(ratio: float) -> str:
+def times(ratio: float) -> str:
+    return f"{number(ratio)}x"
+
+
+def number(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 99.5 else f"{ratio:.1f}" if ratio >= 9.95 else f"{ratio:.2f}"
 
 
-def _bytes(count: int) -> str:
-    return f"{count / 2**10:,.1f} KiB" if count < 2**20 else f"{count / 2**20:,.1f} MiB"
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.2g} %"
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown CPU"
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+def size(count: float) -> str:
+    if count < 2**20:
+        return f"{count / 2**10:,.1f} KiB"
+    return f"{count / 2**20:,.1f} MiB" if count < 2**30 else f"{count / 2**30:,.2f} GiB"

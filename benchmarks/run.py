@@ -11,7 +11,7 @@ import torch
 from benchmarks.case import PLAIN, Case, Method, SkipMethod, moments
 from benchmarks.harness import Settings, Subject, measure
 from benchmarks.memory import peak_bytes
-from benchmarks.report import Row
+from benchmarks.results import Row
 
 AGREE = 1e-4  # largest difference between methods that compute the same numbers, relative to the largest variance
 PATIENCE = 10.0  # seconds per call beyond which peak memory is not measured; a tenth of that with --quick
@@ -19,8 +19,11 @@ PATIENCE = 10.0  # seconds per call beyond which peak memory is not measured; a 
 
 def run(case: Case, methods: Iterable[Method], settings: Settings, quick: bool) -> list[Row]:
     """One row for each method, in the order given, after one for the plain model."""
-    x = case.inputs()
-    subjects = {PLAIN: Subject(case.plain(), x)}
+    try:
+        x = case.inputs()
+        subjects = {PLAIN: Subject(case.plain(), x)}
+    except SkipMethod as reason:
+        return [Row(case.name, PLAIN, note=str(reason))]
     notes: dict[str, str] = {}
     computed: dict[str, float] = {}
     methods = list(methods)
@@ -37,9 +40,12 @@ def run(case: Case, methods: Iterable[Method], settings: Settings, quick: bool) 
         except Exception as error:  # a peer that breaks must not cost us the other rows
             notes[method.name] = f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     notes |= _disagreements([m.name for m in methods if m.same and m.name in subjects], subjects)
+    errors = {m.name: m.error(subjects[m.name].predict) for m in methods if m.error and m.name in subjects}
     timings = measure(subjects, PLAIN, replace(settings, budget=settings.budget * case.patience), case.name)
     patience = PATIENCE / 10 if quick else PATIENCE
-    peaks = {n: peak_bytes(s) for n, s in subjects.items() if timings[n].seconds < patience}
+    peaks = {}
+    if _is_torch(subjects[PLAIN]):  # others are compared with it
+        peaks = {n: peak_bytes(s) for n, s in subjects.items() if timings[n].seconds < patience}
     return [
         Row(
             case=case.name,
@@ -47,12 +53,24 @@ def run(case: Case, methods: Iterable[Method], settings: Settings, quick: bool) 
             timing=timings.get(m.name),
             computed=computed.get(m.name),
             limit=m.limit,
+            error=errors.get(m.name),
+            error_limit=m.error_limit,
             peak_bytes=peaks.get(m.name),
-            extra_bytes=None if m.name not in peaks or m.name == PLAIN else peaks[m.name] - peaks[PLAIN],
-            note="; ".join(filter(None, (m.note, notes.get(m.name)))),
+            extra_bytes=None if m.name == PLAIN or not {m.name, PLAIN} <= set(peaks) else peaks[m.name] - peaks[PLAIN],
+            note="; ".join(filter(None, (m.note, notes.get(m.name), _own_note(subjects.get(m.name))))),
         )
         for m in [Method(PLAIN), *methods]
     ]
+
+
+def _is_torch(subject: Subject) -> bool:
+    """Whether PyTorch's allocator knows of the memory it uses."""
+    return not getattr(subject.predict, "outside_torch", False)
+
+
+def _own_note(subject: Subject | None) -> str:
+    """What a method found out while it was made, such as how long an export took."""
+    return getattr(subject.predict, "note", "") if subject else ""
 
 
 def _built(method: Method, x: Any) -> Subject:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import propagauss as pg
-from benchmarks.case import Case, Method, Predict, SkipMethod
+from benchmarks.case import Case, Faster, Method, Predict, SkipMethod
+from benchmarks.thin import TOLERANCE, described, sd_error
 
 Name = Literal["vit", "gpt"]
 TOKENS = 128
@@ -20,7 +21,12 @@ VARIANCE = 1e-4  # of every random parameter; no timing depends on it
 VIT_HEAD = ["classifier*"]
 VIT_VALUES = ["vit.layers.1[01].attention.v_proj*", *VIT_HEAD]
 VIT_MLPS = ["vit.layers.1[01].mlp*"]
+VIT_ALL = ["vit.layers*", *VIT_HEAD]
 GPT_MLPS = ["transformer.h.[89].mlp*", "transformer.h.1[01].mlp*"]
+GPT_ALL = ["transformer.h*", "score*"]
+THIN_LIMIT = 1.4  # with thin factors for the spreads, all blocks Bayesian
+SAMPLES = 100
+ALL = "all blocks and the head"
 
 
 def vit() -> nn.Module:
@@ -45,12 +51,15 @@ def _transformers() -> Any:
     return transformers
 
 
-def image() -> torch.Tensor:
-    return torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+def image(batch: int = 1, seed: int = 1) -> torch.Tensor:
+    return torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(seed))
 
 
-def tokens() -> torch.Tensor:
-    return torch.randint(1, 50257, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+def tokens(batch: int = 1, seed: int = 1) -> torch.Tensor:
+    return torch.randint(1, 50257, (batch, TOKENS), generator=torch.Generator().manual_seed(seed))
+
+
+INPUTS: dict[Name, Callable[..., torch.Tensor]] = {"vit": image, "gpt": tokens}
 
 
 @cache
@@ -63,33 +72,50 @@ def plain(name: Name) -> Predict:
     return lambda x: network(x).logits
 
 
-def streamlined(name: Name, patterns: list[str], attention: Literal["variance", "covariance"]) -> Any:
-    network = model(name)
-    posterior = pg.DiagonalPosterior({n: torch.full_like(p, VARIANCE) for n, p in network.named_parameters()})
-    example = image() if name == "vit" else tokens()
-    return pg.streamline(network, posterior.select(*patterns), example, attention=attention)
+def posterior(name: Name, patterns: list[str]) -> pg.Posterior:
+    variances = {n: torch.full_like(p, VARIANCE) for n, p in model(name).named_parameters()}
+    return pg.DiagonalPosterior(variances).select(*patterns)
+
+
+def streamlined(
+    name: Name, patterns: list[str], attention: Literal["variance", "covariance"] = "variance", tolerance: float = 0.0
+) -> pg.Streamlined:
+    example = INPUTS[name](8, 2) if tolerance else INPUTS[name]()
+    options: Any = {"attention": attention, "variance_tolerance": tolerance}
+    return pg.streamline(model(name), posterior(name, patterns), example, **options)
+
+
+@cache
+def exact(name: Name) -> pg.Streamlined:
+    """All blocks and the head Bayesian."""
+    return streamlined(name, VIT_ALL if name == "vit" else GPT_ALL)
 
 
 def cases(batches: Iterable[int] | None = None) -> list[Case]:
     if batches is not None and 1 not in batches:
         return []
     ours = partial(_ours, "vit")
+    values = "values of the last two blocks, head"
     by_vit = [
         ours("head", VIT_HEAD, 1.03),
-        ours("values of the last two blocks, head", VIT_VALUES, 1.2),
+        ours(values, VIT_VALUES, 1.2),
         ours("the same, with covariance of values", VIT_VALUES, 1.6, "covariance"),
+        *_others(values),
         ours("MLPs of the last two blocks", VIT_MLPS, 1.3),
-        ours("all blocks and the head", ["vit.layers*", *VIT_HEAD], None),
+        Method(ALL, partial(exact, "vit")),
+        _thin("vit", THIN_LIMIT),
     ]
     by_gpt = [
         _ours("gpt", "head", ["score*"], None),
         _ours("gpt", "MLPs of the last four blocks", GPT_MLPS, 1.6),
-        _ours("gpt", "all blocks and the head", ["transformer.h*", "score*"], None),
+        Method(ALL, partial(exact, "gpt")),
+        _thin("gpt", None),
     ]
     vit_title = "Hugging Face ViT-base config, 224 px, batch 1; Bayesian:"
     gpt_title = f"Hugging Face GPT-2 base config with a classification head, {TOKENS} tokens, batch 1; Bayesian:"
+    faster = [Faster(values, m.name) for m in _others(values)]
     return [
-        Case("transformers/vit", vit_title, image, partial(plain, "vit"), by_vit, PATIENCE),
+        Case("transformers/vit", vit_title, image, partial(plain, "vit"), by_vit, PATIENCE, faster),
         Case("transformers/gpt", gpt_title, tokens, partial(plain, "gpt"), by_gpt, PATIENCE),
     ]
 
@@ -102,3 +128,24 @@ def _ours(
     attention: Literal["variance", "covariance"] = "variance",
 ) -> Method:
     return Method(title, partial(streamlined, name, patterns, attention), limit=limit)
+
+
+def _thin(name: Name, limit: float | None) -> Method:
+    patterns = VIT_ALL if name == "vit" else GPT_ALL
+    return Method(
+        f"{ALL}, variance_tolerance={TOLERANCE}",
+        lambda: described(lambda: streamlined(name, patterns, tolerance=TOLERANCE)),
+        limit=limit,
+        error=partial(sd_error, partial(exact, name), partial(INPUTS[name], 4, 3)),
+        error_limit=TOLERANCE,
+        heavy=True,
+    )
+
+
+def _others(title: str) -> list[Method]:
+    """The baselines, with the posterior of the row so named."""
+    own = lambda: (model("vit"), posterior("vit", VIT_VALUES))  # noqa: E731
+    return [
+        Method(f"{title}: our GLM baseline", lambda: pg.baselines.GLM(*own()), heavy=True),
+        Method(f"{title}: our {SAMPLES} samples", lambda: pg.baselines.MonteCarlo(*own(), samples=SAMPLES), heavy=True),
+    ]

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
+from test_compile import gpt, resnet, vit
 
+onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -81,29 +83,56 @@ def test_regressor(ending: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", RUN)
-def test_convolutions(ending: str, tmp_path: Path) -> None:
-    model, x = cnn()
+@pytest.mark.parametrize("make", [mlp, cnn, resnet, vit])
+def test_any_batch(make: Any, ending: str, tmp_path: Path) -> None:
+    model, x = make()
     classifier = pg.Classifier(pg.streamline(model, posterior(model), x[:2]))
-    found = RUN[ending](classifier.export(tmp_path / f"m{ending}"), x)
-    assert_same(found["probabilities"], classifier(x).probs)
-    assert_same(found["variance"], classifier.latent(x).variance)
+    path = classifier.export(tmp_path / f"m{ending}")
+    if ending == ".onnx":
+        assert_standard(path)
+    for batch in (1, 2, 5):
+        found, latent = RUN[ending](path, x[:batch]), classifier.latent(x[:batch])
+        assert_same(found["mean"], model_output(model, x[:batch]))
+        assert_same(found["variance"], latent.variance)
+        assert_same(found["probabilities"], classifier(x[:batch]).probs)
+
+
+def model_output(model: nn.Module, x: Tensor) -> Tensor:
+    output = model(x)
+    return getattr(output, "logits", output)
+
+
+def assert_standard(path: Path) -> None:
+    """Only operators of ONNX itself, and no functions made of them."""
+    graph = onnx.load(path)
+    assert {node.domain for node in graph.graph.node} <= {"", "ai.onnx"}
+    assert {opset.domain for opset in graph.opset_import} <= {"", "ai.onnx"}
+    assert not graph.functions
 
 
 @pytest.mark.parametrize("ending", RUN)
 def test_tokens_by_name(ending: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(num_labels=3, pad_token_id=0, n_embd=16, n_layer=2, n_head=2, vocab_size=30)
-    model = transformers.GPT2ForSequenceClassification(config).eval()
-    x = {"input_ids": torch.randint(1, 30, (3, 6)), "attention_mask": torch.ones(3, 6, dtype=torch.long)}
+    model, x = gpt()
     classifier = pg.Classifier(pg.streamline(model, posterior(model, 1e-4), x))
     path = classifier.export(tmp_path / f"m{ending}")
     order = sorted(x)  # keyword arguments are in the order of their names
-    found = RUN[ending](path, *(x[name] for name in order))
-    assert_same(found["probabilities"], classifier(**x).probs)
-    assert_same(found["variance"], classifier.latent(**x).variance)
     if ending == ".onnx":
+        assert_standard(path)
         assert [i.name for i in ort.InferenceSession(str(path)).get_inputs()] == order
+    for batch, length in ((5, 6), (1, 6), (2, 4)):
+        some = {name: t[:batch, :length] for name, t in x.items()}
+        found = RUN[ending](path, *(some[name] for name in order))
+        assert_same(found["probabilities"], classifier(**some).probs)
+        assert_same(found["variance"], classifier.latent(**some).variance)
+
+
+def test_sizes_that_the_exporter_fixes_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, x = mlp()
+    net = pg.streamline(model, posterior(model), x)
+    own = net.from_leaves
+    monkeypatch.setattr(net, "from_leaves", lambda leaves: own([leaves[0] + 0 * int(leaves[0].shape[0])]))
+    with pytest.warns(UserWarning, match=r"no other sizes: x is 5 along dimension 0"):
+        pg.Classifier(net).export(tmp_path / "m.pt2")
 
 
 @pytest.mark.parametrize("ending", RUN)
@@ -115,19 +144,43 @@ def test_uncertain_input(ending: str, tmp_path: Path) -> None:
     assert_same(found["variance"], classifier.latent(example).variance)
 
 
+def run_without(refused: tuple[str, ...], code: str) -> str:
+    """What a Python process prints in which some packages cannot be imported."""
+    preamble = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *rest):\n"
+        f"        if name.split('.')[0] in {refused!r}: raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", preamble + code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_archive_runs_without_propagauss(tmp_path: Path) -> None:
     model, x = mlp()
     path = pg.Classifier(pg.streamline(model, posterior(model), x)).export(tmp_path / "m.pt2")
     code = (
-        "import sys, torch\n"
-        "class Refuse:\n"
-        "    def find_spec(self, name, *rest):\n"
-        "        if name.startswith('propagauss'): raise ImportError(name)\n"
-        "sys.meta_path.insert(0, Refuse())\n"
+        "import torch\n"
         f"print(tuple(torch.export.load({str(path)!r}).module()(torch.zeros(7, 6))['probabilities'].shape))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "(7, 3)"
+    assert run_without(("propagauss",), code).strip() == "(7, 3)"
+
+
+def test_graph_runs_without_torch(tmp_path: Path) -> None:
+    model, x = mlp()
+    classifier = pg.Classifier(pg.streamline(model, posterior(model), x))
+    path = classifier.export(tmp_path / "m.onnx")
+    code = (
+        "import json, numpy, onnxruntime\n"
+        f"session = onnxruntime.InferenceSession({str(path)!r})\n"
+        f"x = numpy.array({x.tolist()!r}, dtype=numpy.float32)\n"
+        "print(json.dumps(session.run(['probabilities'], {'x': x})[0].tolist()))\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    found = torch.tensor(json.loads(run_without(("torch", "propagauss"), code)))
+    assert_same(found, classifier(x).probs)
 
 
 def test_files_say_what_they_hold(tmp_path: Path) -> None:

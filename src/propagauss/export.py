@@ -15,18 +15,21 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.overrides import TorchFunctionMode
 
 import propagauss
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
+from propagauss.graph import hint, is_open
 from propagauss.network import Slot, Streamlined
 
 Outputs = Callable[[Gaussian], dict[str, Tensor]]
+aten = torch.ops.aten
 
 
 def export(net: Any, path: str | os.PathLike[str], outputs: Outputs, details: dict[str, Any]) -> Path:
@@ -77,8 +80,39 @@ def _program(module: Deployed) -> ExportedProgram:
     each = [slot for slot in module.slots for _ in range(1 + slot.uncertain)]
     shapes = tuple({i: Dim.AUTO for i, n in enumerate(slot.sizes) if n is None} for slot in each)
     example = tuple(_example(slot) for slot in each)
-    with torch.no_grad(), _quiet():
-        return torch.export.export(module, example, dynamic_shapes=(shapes,), strict=False)
+    with torch.no_grad(), _quiet(), _ScalarOps():
+        program = torch.export.export(module, example, dynamic_shapes=(shapes,), strict=False)
+    _warn_of_fixed_sizes(program, module.names, shapes)
+    return program
+
+
+class _ScalarOps(TorchFunctionMode):
+    """`x * 2` by the op for numbers: the forward derivative of the one for tensors fixes all sizes (torch 2.13)."""
+
+    ops: ClassVar[dict[Any, Any]] = {
+        aten.add.Tensor: aten.add.Scalar,
+        aten.sub.Tensor: aten.sub.Scalar,
+        aten.mul.Tensor: aten.mul.Scalar,
+        aten.div.Tensor: aten.div.Scalar,
+    }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.ops and len(args) == 2 and isinstance(args[0], Tensor) and isinstance(args[1], int | float):
+            func = self.ops[func]
+        return func(*args, **(kwargs or {}))
+
+
+def _warn_of_fixed_sizes(program: ExportedProgram, names: list[str], shapes: tuple[dict[int, Any], ...]) -> None:
+    """torch.export silently fixes a size that it cannot keep open."""
+    inputs = [n for n in program.graph.nodes if n.name in program.graph_signature.user_inputs]
+    fixed = [
+        f"{name} is {hint(size)} along dimension {i}"
+        for name, node, wanted in zip(names, inputs, shapes, strict=True)
+        for i, size in enumerate(node.meta["val"].shape)
+        if i in wanted and not is_open(size)
+    ]
+    if fixed:
+        warnings.warn(f"the exported file takes no other sizes: {', '.join(fixed)}", stacklevel=5)
 
 
 def _example(slot: Slot) -> Tensor:
@@ -89,7 +123,8 @@ def _example(slot: Slot) -> Tensor:
 def _write_archive(program: ExportedProgram, module: Deployed, path: Path, details: dict[str, str]) -> None:
     details |= {"inputs": ", ".join(module.names)}
     stored = io.BytesIO()
-    torch.export.save(program, stored, extra_files={"propagauss.json": json.dumps(details)})
+    with _quiet():
+        torch.export.save(program, stored, extra_files={"propagauss.json": json.dumps(details)})
     path.write_bytes(stored.getbuffer())
 
 

@@ -66,9 +66,11 @@ def multiply(x: Value, y: Value) -> Gaussian:
         return x.expanded(mean.shape).scaled(mean, torch.as_tensor(y, dtype=mean.dtype, device=mean.device))
     if not isinstance(x, Gaussian):
         return multiply(y, x)
+    if not x.is_full and not y.is_full:
+        a, b = (y, x) if x.mean.dim() < y.mean.dim() else (x, y)  # b may be a parameter: its moments come first
+        second = b.mean.square() + b.variance
+        return Gaussian.diagonal(mean, torch.addcmul(a.variance * second, a.mean.square(), b.variance))
     a, b = x.expanded(mean.shape), y.expanded(mean.shape)
-    if not a.is_full:
-        return Gaussian.diagonal(mean, a.variance * (b.mean.square() + b.variance) + a.mean.square() * b.variance)
     crossed = Gaussian.full(mean, a.covariance * b.covariance)
     return independent_sum(mean, [a.scaled(mean, b.mean), b.scaled(mean, a.mean), crossed])
 

@@ -36,11 +36,12 @@ def attention_weights(
         scores = scores.masked_fill(~allowed, -torch.inf)
     if mask is None:
         return scores.softmax(-1)
-    # on the mask rather than on the scores: the mask is most often the same for all heads
+    # all on the mask, which is most often the same for all heads, rather than on the scores
     closed = ~mask if mask.dtype == torch.bool else mask.isneginf()
     nowhere = closed.all(-1, keepdim=True)  # a row without any allowed column would be NaN
-    offset = torch.zeros_like(mask, dtype=q.dtype).masked_fill(closed, -torch.inf) if mask.dtype == torch.bool else mask
-    return (scores + offset).softmax(-1).masked_fill(nowhere, 0.0)
+    offset = torch.zeros_like(mask, dtype=q.dtype) if mask.dtype == torch.bool else mask.masked_fill(nowhere, 0.0)
+    offset = offset.masked_fill(closed & ~nowhere, -torch.inf)
+    return (scores + offset).softmax(-1) * (~nowhere).to(q.dtype)
 
 
 def attention(

@@ -208,7 +208,7 @@ def section(records: dict[str, Record]) -> Section:
             score_tables.table(record["on_test"], lambda s: {}, whole),
         ]
         lines += score_tables.readings(where, record["on_subset"], "LA", theirs)
-        lines += [_links_reading(where, task, record), _priors_reading(where, record)]
+        lines += [_links_reading(where, task, record), *_priors_reading(where, record)]
     return Section("".join(body), [*lines, *_within(records)])
 
 
@@ -229,16 +229,16 @@ def _links_reading(where: str, task: str, record: Record) -> str:
     )
 
 
-def _priors_reading(where: str, record: Record) -> str:
+def _priors_reading(where: str, record: Record) -> list[str]:
     def of(entry: Mapping[str, Any]) -> str:
         if entry["nlpd"] is None:
             return f"{entry['precision']:.3g}: overflow"
         return f"{entry['precision']:.3g}: {entry['nlpd']:.3f} (variance {entry['variance']:.2g})"
 
-    return (
+    return [
         f"{where}: NLPD of ours as it is on validation prompts by prior precision, that of the marginal likelihood "
         f"first: {', '.join(map(of, record['priors']))}. All methods have the best of these."
-    )
+    ]
 
 
 def _within(records: dict[str, Record]) -> list[str]:
