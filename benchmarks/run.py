@@ -22,8 +22,8 @@ def run(case: Case, methods: Iterable[Method], settings: Settings, quick: bool) 
     try:
         x = case.inputs()
         subjects = {PLAIN: Subject(case.plain(), x)}
-    except SkipMethod as reason:
-        return [Row(case.name, PLAIN, note=str(reason))]
+    except Exception as error:  # a case that cannot run must not cost us the others
+        return [Row(case.name, PLAIN, note=_reason(error))]
     notes: dict[str, str] = {}
     computed: dict[str, float] = {}
     methods = list(methods)
@@ -35,10 +35,8 @@ def run(case: Case, methods: Iterable[Method], settings: Settings, quick: bool) 
                 computed[method.name] = method.computed()
             else:
                 subjects[method.name] = _built(method, x)
-        except SkipMethod as reason:
-            notes[method.name] = str(reason)
         except Exception as error:  # a peer that breaks must not cost us the other rows
-            notes[method.name] = f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            notes[method.name] = _reason(error)
     notes |= _disagreements([m.name for m in methods if m.same and m.name in subjects], subjects)
     errors = {m.name: m.error(subjects[m.name].predict) for m in methods if m.error and m.name in subjects}
     timings = measure(subjects, PLAIN, replace(settings, budget=settings.budget * case.patience), case.name)
@@ -61,6 +59,12 @@ def run(case: Case, methods: Iterable[Method], settings: Settings, quick: bool) 
         )
         for m in [Method(PLAIN), *methods]
     ]
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, SkipMethod):
+        return str(error)
+    return f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def _is_torch(subject: Subject) -> bool:
