@@ -81,7 +81,6 @@ class Streamlined(nn.Module):
         self._out_spec = traced.out_spec
         self.slots = _slots(traced)
         self._single = len(self.slots) == 1 and self._in_spec == flatten((torch.zeros(1),), {})[1]
-        self._names = _names(self._in_spec)
         self._single_output = traced.out_spec.is_leaf()
         self._at_once = _samples_at_once(plan) if _is_divisible(self.slots, traced) else None
 
@@ -128,28 +127,17 @@ class Streamlined(nn.Module):
         return self._flatten(*as_call(example))
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        named = args[0] if len(args) == 1 and not kwargs and isinstance(args[0], dict) else {} if args else kwargs
-        if self._names is not None and len(named) == len(self._names) and all(n in named for n in self._names):
-            leaves = [named[n] for n in self._names]
-        else:
-            leaves, spec = flatten(args, kwargs)
-            if spec != self._in_spec and len(args) == 1 and not kwargs:
-                leaves, spec = flatten(*as_call(args[0]))
-            if spec != self._in_spec:
-                raise InputError(f"this network was streamlined for inputs of the form {self._in_spec}, got {spec}")
+        leaves, spec = flatten(args, kwargs)
+        if spec != self._in_spec and len(args) == 1 and not kwargs:
+            leaves, spec = flatten(*as_call(args[0]))
+        if spec != self._in_spec:
+            raise InputError(f"this network was streamlined for inputs of the form {self._in_spec}, got {spec}")
         for i, (slot, leaf) in enumerate(zip(self.slots, leaves, strict=True)):
             slot.check(i, leaf)
         return [leaf for slot, leaf in zip(self.slots, leaves, strict=True) if not slot.literal]
 
     def __repr__(self) -> str:
         return f"Streamlined({len(self.plan)} rewritten ops, {len(self.plan.parameters)} random parameters)"
-
-
-def _names(spec: pytree.TreeSpec) -> list[str] | None:
-    """Of the arguments, if all come by name and none is a container: torch.compile cannot trace how `flatten` sorts."""
-    args, kwargs = spec.children()
-    flat = args.num_leaves == 0 and kwargs.num_leaves == len(kwargs.context) > 0
-    return list(kwargs.context) if flat and all(child.is_leaf() for child in kwargs.children()) else None
 
 
 def _samples_at_once(plan: Plan) -> int | None:

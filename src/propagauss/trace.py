@@ -47,7 +47,8 @@ class Traced:
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
     """Leaves of a call; a Gaussian is one leaf."""
-    kwargs = dict(sorted(kwargs.items()))  # the order in which a caller names them does not matter
+    # the order in which a caller names them does not matter; torch.compile can sort names, but not pairs
+    kwargs = {name: kwargs[name] for name in sorted(kwargs)}
     return pytree.tree_flatten((args, kwargs), is_leaf=lambda x: isinstance(x, Gaussian))
 
 
