@@ -17,13 +17,12 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
-from propagauss.gaussian import Gaussian
+from propagauss.gaussian import Gaussian, mean_of
 from propagauss.network import Streamlined
 from propagauss.plan import Step
 from propagauss.rules.convolution import convolution_fixed_weight, convolution_independent
 from propagauss.rules.linear import linear_fixed_input, linear_fixed_weight, linear_random_input
 from propagauss.rules.low_rank import convolution_low_rank, factorise, linear_low_rank
-from propagauss.rules.wrapping import mean_of
 
 RANKS = (1, 2, 4, 8, 16, 32)
 WORTH = 4  # thin factors must have this many times fewer entries than what they stand for

@@ -136,7 +136,7 @@ def _write_onnx(program: ExportedProgram, module: Deployed, path: Path, details:
         raise InputError("ONNX needs the packages onnx and onnxscript: pip install propagauss[export]") from error
     names = list(program.call_spec.out_spec.unflatten(range(program.call_spec.out_spec.num_leaves)))  # type: ignore[union-attr]
     try:
-        with _quiet():
+        with _quiet(), _no_open_derivatives():
             written = torch.onnx.export(
                 program, input_names=module.names, output_names=names, dynamo=True, verbose=False
             )
@@ -173,6 +173,22 @@ def _whole(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _no_open_derivatives() -> Iterator[None]:
+    """Exporters that fail within a forward derivative leave it open, and with it every later trace (torch 2.13)."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    except Exception:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        try:
+            level = torch._C._enter_dual_level()
+        except RuntimeError:  # there is only one level, and it is still open
+            level = 0
+        torch._C._exit_dual_level(level=level)
+        raise
 
 
 @contextmanager

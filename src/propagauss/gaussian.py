@@ -123,6 +123,10 @@ class Gaussian:
         g.mean, g._variance, g._covariance = mean, None, covariance
         return g
 
+    def with_mean(self, mean: Tensor) -> "Gaussian":
+        """New mean of the same shape; same spread."""
+        return _rebuild([mean, _tensors(self)[1]], self.structure)
+
     def scaled(self, mean: Tensor, factor: Tensor) -> "Gaussian":
         """New mean; every deviation multiplied by `factor` (broadcastable to this mean)."""
         if self._covariance is None:
@@ -208,6 +212,11 @@ class Gaussian:
 
     def _spread_name(self) -> str:
         return "covariance" if self.is_full else "variance"
+
+
+def mean_of(x: Any) -> Any:
+    """The mean of a Gaussian; a plain value as it is."""
+    return x.mean if isinstance(x, Gaussian) else x
 
 
 def check_psd(matrix: Tensor, name: str, error: type[Exception] = InputError) -> None:

@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 from propagauss.demand import wanted
 from propagauss.errors import UnsupportedOpError
 from propagauss.fuse import Chains, is_affine, is_pointwise, region
+from propagauss.gaussian import mean_of
 from propagauss.graph import (
     depends,
     dtype_of,
@@ -41,7 +42,6 @@ from propagauss.rules.wrapping import (
     ParameterRegion,
     Pointwise,
     RandomParameter,
-    mean_of,
     to_gaussian,
 )
 from propagauss.site import SiteOf

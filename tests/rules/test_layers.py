@@ -72,6 +72,13 @@ def batch_norm(channels: int) -> nn.Module:
     return layer
 
 
+def layer_norm(*shape: int) -> nn.Module:
+    layer = nn.LayerNorm(shape)
+    nn.init.normal_(layer.weight)
+    nn.init.normal_(layer.bias)
+    return layer
+
+
 @dataclass(frozen=True)
 class Layer:
     """One way to use random parameters.
@@ -83,7 +90,7 @@ class Layer:
         linear: a linear layer, so that the paper's sums apply: "row" or "column" for how the weight is stored.
         lone: the parameters are used outside a linear layer.
         vocabulary: the inputs are indices below this number.
-        apart: the parameters count as independent of one another, whatever the posterior says.
+        fixed: tried with a fixed input only, as a random one is linearised by another rule.
         refused: the full structure has no rule for the parameter together with an uncertain input.
     """
 
@@ -95,7 +102,7 @@ class Layer:
     linear: str | None = None
     lone: bool = False
     vocabulary: int | None = None
-    apart: bool = False
+    fixed: bool = False
     refused: bool = False
 
 
@@ -121,8 +128,13 @@ LAYERS = [
     Layer("offset", lambda: Own(lambda s, x: x + s.offset, offset=(3,)), lone=True),
     Layer("minus offset", lambda: Own(lambda s, x: s.offset - x, offset=(3,)), (2, 3), lone=True),
     Layer("divided by one number", lambda: Own(lambda s, x: x / s.scale, scale=(1,)), exact=False, lone=True),
-    Layer("batch norm", lambda: batch_norm(3), lone=True, apart=True),
-    Layer("batch norm on positions", lambda: batch_norm(3), (3, 2), lone=True, apart=True),
+    Layer("batch norm", lambda: batch_norm(3)),
+    Layer("batch norm on positions", lambda: batch_norm(3), (3, 2)),
+    Layer("only the shift of batch norm random", lambda: batch_norm(3), (3, 2), random=("bias",)),
+    Layer("layer norm", lambda: layer_norm(3), fixed=True),
+    Layer("layer norm on positions", lambda: layer_norm(3), (2, 3), fixed=True),
+    Layer("layer norm of matrices", lambda: layer_norm(2, 3), (2, 3), fixed=True),
+    Layer("group norm", lambda: nn.GroupNorm(2, 4), (4, 2), fixed=True),
     Layer("PReLU", lambda: nn.PReLU(1), exact=False, lone=True),
     Layer("PReLU per channel", lambda: nn.PReLU(3), (3, 2), exact=False, lone=True),
     Layer("embedding", lambda: nn.Embedding(4, 2), lone=True, vocabulary=4),
@@ -156,7 +168,7 @@ def _combinations() -> list:
                 both = (True,) if layer.lone and kind == "diagonal" else (False, True)
                 if layer.refused and structure == "full":
                     both = (False,)
-                for uncertain in (False,) if layer.vocabulary else both:
+                for uncertain in (False,) if layer.vocabulary or layer.fixed else both:
                     tag = f"{layer.name}-{kind}-{structure}-{'gaussian' if uncertain else 'fixed'} input"
                     found.append(pytest.param(layer.name, kind, structure, uncertain, id=tag))
     return found
@@ -229,10 +241,6 @@ def setup(name: str, kind: str, structure: str, uncertain: bool) -> Setup:
     posterior, joint = make_posterior(kind, random, scale=0.5 if layer.exact else 0.2)
     if layer.lone and structure == "diagonal":
         joint = joint.diagonal().diag()
-    if layer.apart:
-        sizes = [p.numel() for p in random.values()]
-        own = torch.block_diag(*[torch.ones(n, n, dtype=torch.float64) for n in sizes])
-        joint = joint * own
     x = make_input(layer, structure, uncertain)
     net = pg.streamline(module, posterior, x, covariance=structure)
     return Setup(layer, module, random, posterior, joint, x, net, structure)
@@ -512,6 +520,30 @@ def test_column_flattened_factors_are_the_same_layer(damping: str) -> None:
     # column by column: index (input, output) of the dense covariance of A⊗B
     dense = kronecker_covariance((right, left), 0.7, damping).reshape(3, 2, 3, 2)
     torch.testing.assert_close(nets[1](x).covariance, torch.einsum("bi,ikjl,bj->bkl", x, dense, x))
+
+
+@pytest.mark.parametrize("name", ["layer norm", "layer norm of matrices"])
+def test_scale_and_shift_of_a_norm_stay_correlated_on_a_random_input(name: str) -> None:
+    """Written out: PyTorch's mixed second derivative of a layer norm, which `bilinear` would take, is wrong."""
+    layer = BY_NAME[name]
+    module = layer.make().double().eval()
+    random = {n: p.detach() for n, p in module.named_parameters()}
+    posterior, joint = make_posterior("full", random, scale=0.5)
+    x = make_input(layer, "full", True)
+    assert isinstance(x, pg.Gaussian)
+    g = pg.streamline(module, posterior, x, covariance="full")(x)
+    w, half = random["weight"].flatten(), len(joint) // 2
+    ww, wb, bb = joint[:half, :half], joint[:half, half:], joint[half:, half:]
+    assert wb.abs().max() > 0.01
+
+    def unit(t: Tensor) -> Tensor:
+        return F.layer_norm(t.reshape(layer.event), layer.event).flatten()
+
+    for m, c, found in zip(x.mean.flatten(1), x.covariance, g.covariance, strict=True):
+        u, slope = unit(m), torch.func.jacrev(unit)(m)
+        carried = (slope @ c @ slope.mT) * (w.outer(w) + ww)
+        own = u.outer(u) * ww + u[:, None] * wb + wb.mT * u + bb
+        torch.testing.assert_close(found, carried + own, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -83,6 +83,10 @@ class Posterior(abc.ABC):
     def covariance(self, name: str) -> Tensor:
         """Dense covariance of one parameter, flattened row by row: `[numel, numel]`."""
 
+    def between(self, first: str, second: str) -> Tensor | None:
+        """Dense covariance between two parameters, each flattened: `[numel, numel']`; None if they are independent."""
+        return None
+
     @abc.abstractmethod
     def variance(self, name: str) -> Tensor:
         """Marginal variances of one parameter, in its own shape."""

@@ -60,6 +60,9 @@ class FullPosterior(Posterior):
         """Cross-covariance of two parameters, each flattened: `[numel, numel']`."""
         return self._matrix[self._span(rows), self._span(columns)]
 
+    def between(self, first: str, second: str) -> Tensor:
+        return self.block(first, second)
+
     def covariance(self, name: str) -> Tensor:
         return self.block(name, name)
 

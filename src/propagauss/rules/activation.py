@@ -110,6 +110,17 @@ def _leaky(m: Tensor, y: Tensor, negative_slope: float = 0.01) -> Tensor:
     return torch.where(m > 0, torch.ones_like(m), torch.full_like(m, negative_slope))
 
 
+def _selu(m: Tensor, y: Tensor) -> Tensor:
+    alpha, scale = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+    return _elu(m, y, alpha, scale)
+
+
+def _mish(m: Tensor, y: Tensor) -> Tensor:
+    """`y = m t` with `t = tanh(softplus(m))`"""
+    t = torch.tanh(F.softplus(m))
+    return t + m * (1 - t * t) * torch.sigmoid(m)
+
+
 def _clip(m: Tensor, y: Tensor, min_val: float = -1, max_val: float = 1) -> Tensor:
     return (m > min_val) & (m < max_val)
 
@@ -158,6 +169,9 @@ CLOSED: dict[Any, Callable[..., Gaussian]] = {
     aten.silu.default: closed(F.silu, _silu),
     aten.softplus.default: closed(F.softplus, _softplus),
     aten.elu.default: closed(aten.elu, _elu),
+    aten.selu.default: closed(F.selu, _selu),
+    aten.mish.default: closed(F.mish, _mish),
+    aten.hardshrink.default: gated(F.hardshrink, lambda m, y, lambd=0.5: m.abs() > lambd),
     aten.exp.default: closed(torch.exp, lambda m, y: y),
     aten.log.default: closed(torch.log, lambda m, y: m.reciprocal()),
     aten.sin.default: closed(torch.sin, lambda m, y: m.cos()),

@@ -16,15 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from propagauss.gaussian import Gaussian
+from propagauss.gaussian import Gaussian, mean_of
 from propagauss.rules.registry import rule
 
 aten = torch.ops.aten
 Value = Gaussian | Tensor | float
-
-
-def _mean(x: Value) -> Any:
-    return x.mean if isinstance(x, Gaussian) else x
 
 
 def independent_sum(mean: Tensor, parts: list[Gaussian]) -> Gaussian:
@@ -43,7 +39,7 @@ def independent_sum(mean: Tensor, parts: list[Gaussian]) -> Gaussian:
 
 @rule(aten.add.Tensor, aten.add.Scalar, operator.add, note="independent terms")
 def add(x: Value, y: Value, *, alpha: float = 1) -> Gaussian:
-    mean = _mean(x) + _mean(y) if alpha == 1 else torch.add(_mean(x), _mean(y), alpha=alpha)
+    mean = mean_of(x) + mean_of(y) if alpha == 1 else torch.add(mean_of(x), mean_of(y), alpha=alpha)
     y = multiply(y, alpha) if isinstance(y, Gaussian) and alpha != 1 else y
     return independent_sum(mean, [g.expanded(mean.shape) for g in (x, y) if isinstance(g, Gaussian)])
 
@@ -60,7 +56,7 @@ def reverse_subtract(x: Value, y: Value, alpha: float = 1) -> Gaussian:
 
 @rule(aten.mul.Tensor, aten.mul.Scalar, operator.mul, note="independent factors: exact moments")
 def multiply(x: Value, y: Value) -> Gaussian:
-    mean = _mean(x) * _mean(y)
+    mean = mean_of(x) * mean_of(y)
     if not isinstance(y, Gaussian):
         assert isinstance(x, Gaussian)
         return x.expanded(mean.shape).scaled(mean, torch.as_tensor(y, dtype=mean.dtype, device=mean.device))
@@ -78,7 +74,7 @@ def multiply(x: Value, y: Value) -> Gaussian:
 @rule(aten.div.Tensor, aten.div.Scalar, operator.truediv, note="independent terms; linearised in the divisor")
 def divide(x: Value, y: Value) -> Gaussian:
     if not isinstance(y, Gaussian):
-        mean = _mean(x) / y
+        mean = mean_of(x) / y
         assert isinstance(x, Gaussian)
         divisor = torch.as_tensor(y, dtype=mean.dtype, device=mean.device)
         return x.expanded(mean.shape).scaled(mean, divisor.reciprocal())
@@ -92,7 +88,7 @@ def negate(x: Gaussian) -> Gaussian:
 
 def delta(function: Callable[..., Tensor], *args: Any) -> Gaussian:
     """Any elementwise function of several independent values: `C = Σ_i D_i C_i D_i`, `D_i = diag(∂g/∂x_i)`."""
-    values = [_mean(a) for a in args]
+    values = [mean_of(a) for a in args]
     mean = function(*values)
     parts = []
     for i, arg in enumerate(args):
@@ -110,7 +106,7 @@ def delta(function: Callable[..., Tensor], *args: Any) -> Gaussian:
 
 @rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, note="independent branches")
 def where(condition: Tensor, x: Value, y: Value) -> Gaussian:
-    mean = torch.where(condition, _mean(x), _mean(y))
+    mean = torch.where(condition, mean_of(x), mean_of(y))
     chosen = condition.to(mean.dtype)
     parts = []
     for value, weight in ((x, chosen), (y, 1 - chosen)):
@@ -122,7 +118,7 @@ def where(condition: Tensor, x: Value, y: Value) -> Gaussian:
 @rule(aten.prelu.default, note="linearised")
 def prelu(x: Value, weight: Value) -> Gaussian:
     """`x` where positive, `w x` elsewhere; the slope may be random: `min(m, 0)² Var(w)`."""
-    value, slope = _mean(x), _mean(weight)
+    value, slope = mean_of(x), mean_of(weight)
     mean = aten.prelu(value, slope)
     lift = (1, -1, *[1] * (mean.dim() - 2)) if mean.dim() > 1 else (-1,)
     parts = []

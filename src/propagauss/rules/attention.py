@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from propagauss.gaussian import Gaussian
+from propagauss.gaussian import Gaussian, mean_of
 from propagauss.precision import in_full_precision
 from propagauss.rules.linear import StoredLayer, linear_layer, read_layer
 from propagauss.rules.registry import MEAN_ONLY, Built, Site, builder
-from propagauss.rules.wrapping import mean_of
 
 aten = torch.ops.aten
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from propagauss.errors import InputError
-from propagauss.gaussian import Gaussian, symmetric_root
+from propagauss.gaussian import Gaussian, mean_of, symmetric_root
 from propagauss.posterior.base import Posterior
 from propagauss.posterior.curvature import require_memory
 from propagauss.posterior.diagonal import DiagonalPosterior
@@ -32,7 +32,6 @@ from propagauss.precision import in_full_precision
 from propagauss.rules.full_convolution import BiasNoise, FullConvolution, IndependentNoise, JointNoise, KroneckerPlaces
 from propagauss.rules.patches import Layout, Settings, convolve, read_settings
 from propagauss.rules.registry import Built, Site, Weight, builder
-from propagauss.rules.wrapping import mean_of
 
 aten = torch.ops.aten
 

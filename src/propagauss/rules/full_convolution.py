@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from propagauss.gaussian import Gaussian
+from propagauss.gaussian import Gaussian, mean_of
 from propagauss.posterior.kronecker import Eigenfactors
 from propagauss.rules.patches import Layout, Settings, convolve
-from propagauss.rules.wrapping import mean_of
 
 
 class FullConvolution(nn.Module):

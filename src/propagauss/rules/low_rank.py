@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from propagauss.gaussian import Gaussian
+from propagauss.gaussian import Gaussian, mean_of
 from propagauss.precision import in_full_precision
 from propagauss.rules.linear import Others, beside
 from propagauss.rules.patches import Settings, convolve
-from propagauss.rules.wrapping import mean_of
 
 _ROUNDS = 60
 

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from propagauss.gaussian import Gaussian
-from propagauss.rules.arithmetic import add, multiply
+from propagauss.gaussian import Gaussian, mean_of
+from propagauss.rules.affine import Affine, affine, cross_covariance, own_variance, second_moment
 from propagauss.rules.registry import Built, Site, builder, rule
-from propagauss.rules.row_norm import _affine, _note, row_norm
+from propagauss.rules.row_norm import normalisation_note, row_norm
 
 aten = torch.ops.aten
-Affine = Gaussian | Tensor | None
 
 
 def _per_channel(t: Affine, dims: int) -> Any:
@@ -29,47 +28,50 @@ def _per_channel(t: Affine, dims: int) -> Any:
 
 
 def normalise_channels(
-    x: Gaussian | Tensor, weight: Affine, bias: Affine, mean: Tensor, variance: Tensor, eps: float
-) -> Gaussian:
-    """`w (x - μ) / √(σ² + ε) + b` with fixed `μ`, `σ²`; the affine part may be random."""
-    dims = len(x.shape)
-    gain = (variance + eps).rsqrt()
-    if isinstance(x, Gaussian) and not isinstance(weight, Gaussian) and not isinstance(bias, Gaussian):
-        # the op itself, so that the mean is the model's own to the last bit
-        own = aten.batch_norm(x.mean, weight, bias, mean, variance, False, 0.0, eps, False)
-        return x.scaled(own, _per_channel(gain if weight is None else gain * weight, dims))
-    gain, centre = _per_channel(gain, dims), _per_channel(mean, dims)
-    y: Any = x.scaled((x.mean - centre) * gain, gain) if isinstance(x, Gaussian) else (x - centre) * gain
-    if isinstance(weight, Gaussian) or isinstance(y, Gaussian):
-        y = y if weight is None else multiply(y, _per_channel(weight, dims))
-    elif weight is not None:
-        y = y * _per_channel(weight, dims)
-    return y if bias is None else add(y, _per_channel(bias, dims))
-
-
-@rule(aten.batch_norm.default, note="fixed statistics: exact (a random scale and shift count as independent)")
-def batch_norm(
-    x: Any,
+    x: Gaussian | Tensor,
     weight: Affine,
     bias: Affine,
     mean: Tensor,
     variance: Tensor,
-    training: bool,
-    momentum: float,
     eps: float,
-    *_: Any,
+    cross: Tensor | None = None,
 ) -> Gaussian:
-    return normalise_channels(x, weight, bias, mean, variance, eps)
+    """`w (x - μ) / √(σ² + ε) + b` with fixed `μ`, `σ²`; the affine part may be random."""
+    m = mean_of(x)
+    # the op itself, so that the mean is the model's own to the last bit
+    own = aten.batch_norm(m, mean_of(weight), mean_of(bias), mean, variance, False, 0.0, eps, False)
+    gain = (variance + eps).rsqrt()
+    if isinstance(x, Gaussian) and not isinstance(weight, Gaussian) and not isinstance(bias, Gaussian):
+        return x.scaled(own, _per_channel(gain if weight is None else gain * weight, m.dim()))
+    unit = aten.batch_norm(m, None, None, mean, variance, False, 0.0, eps, False)
+    w, b = _per_channel(weight, m.dim()), _per_channel(bias, m.dim())
+    if isinstance(weight, Gaussian) and not weight.is_full:  # in few passes over the data
+        spread = own_variance(unit, w, b, cross)
+        if isinstance(x, Gaussian):
+            spread = torch.addcmul(spread, x.variance, _per_channel(gain.square() * second_moment(weight), m.dim()))
+        return Gaussian.diagonal(own, spread)
+    normalised = x.scaled(unit, _per_channel(gain, m.dim())) if isinstance(x, Gaussian) else unit
+    return affine(normalised, w, b, cross).with_mean(own)
 
 
-@rule(
-    aten._native_batch_norm_legit_no_training.default,
-    note="fixed statistics: exact (a random scale and shift count as independent)",
-)
+@builder(aten.batch_norm.default)
+def build_batch_norm(site: Site) -> Built:
+    x, weight, bias, mean, variance, _, _, eps, *_ = site.args
+    cross = cross_covariance(site, weight, bias, channels_of=len(site.shape(x)))
+    return Built(normalise_channels, (x, weight, bias, mean, variance, eps, cross), "fixed statistics: exact")
+
+
+@builder(aten._native_batch_norm_legit_no_training.default)
+def build_native_batch_norm(site: Site) -> Built:
+    x, weight, bias, mean, variance, _, eps = site.args
+    cross = cross_covariance(site, weight, bias, channels_of=len(site.shape(x)))
+    return Built(native_batch_norm, (x, weight, bias, mean, variance, eps, cross), "fixed statistics: exact")
+
+
 def native_batch_norm(
-    x: Any, weight: Affine, bias: Affine, mean: Tensor, variance: Tensor, momentum: float, eps: float
+    x: Any, weight: Affine, bias: Affine, mean: Tensor, variance: Tensor, eps: float, cross: Tensor | None = None
 ) -> tuple[Gaussian, Tensor, Tensor]:
-    return normalise_channels(x, weight, bias, mean, variance, eps), mean, variance
+    return normalise_channels(x, weight, bias, mean, variance, eps, cross), mean, variance
 
 
 @rule(aten.softmax.int, aten._softmax.default, note="linearised through its Jacobian")
@@ -104,18 +106,26 @@ def logsumexp(x: Gaussian, dim: Any, keepdim: bool = False) -> Gaussian:
     return x.mapped(mean, lambda t: (p * t).sum(dim, keepdim), lambda v: (p.square() * v).sum(dim, keepdim))
 
 
-def group_norm(x: Gaussian | Tensor, groups: int, weight: Affine, bias: Affine, eps: float, jacobian: bool) -> Gaussian:
+def group_norm(
+    x: Gaussian | Tensor,
+    groups: int,
+    weight: Affine,
+    bias: Affine,
+    eps: float,
+    jacobian: bool,
+    cross: Tensor | None = None,
+) -> Gaussian:
     """`w (x - μ) / σ + b` over the channels of a group and all places: `row_norm`, a row per group, affine per channel.
 
     Held statistics (`var = (w/σ)² v`) leave out terms of order 1 / group size: bad for groups of a few entries only.
     """
-    m = x.mean if isinstance(x, Gaussian) else x
+    m = mean_of(x)
     size = torch.Size(m.shape[1:]).numel() // groups
     rows: Any = row_norm(_reshaped(x, (m.shape[0], groups, size)), [size], None, None, eps, True, jacobian)
     y = _reshaped(rows, m.shape)
     w, b = _per_channel(weight, m.dim()), _per_channel(bias, m.dim())
     if not isinstance(x, Gaussian) or isinstance(weight, Gaussian) or isinstance(bias, Gaussian):
-        return _affine(y, w, b)
+        return affine(y, w, b, cross)
     # the op itself, so that the mean is the model's own to the last bit
     return y.scaled(aten.group_norm(m, groups, weight, bias, eps), m.new_ones(()) if w is None else w)
 
@@ -129,9 +139,9 @@ def _reshaped(x: Any, shape: Any) -> Any:
 
 @builder(aten.group_norm.default)
 def build_group_norm(site: Site) -> Built:
-    x, groups, weight, bias, eps, *_ = (*site.args, *(None, None, 1e-5)[len(site.args) - 2 :])
-    jacobian = site.options.normalisation == "jacobian"
-    return Built(group_norm, (x, groups, weight, bias, eps, jacobian), _note(site, jacobian))
+    args: Any = (*site.args, *(None, None, 1e-5)[len(site.args) - 2 :])
+    x, groups, weight, bias, eps, *_ = args
+    return _group_norm_at(site, x, groups, weight, bias, eps)
 
 
 @builder(aten.instance_norm.default)
@@ -139,6 +149,12 @@ def build_instance_norm(site: Site) -> Built:
     """With stored statistics batch normalisation, otherwise group normalisation with a group for each channel."""
     x, weight, bias, mean, variance, use_input_stats, _, eps, *_ = site.args
     if not use_input_stats:
-        return Built(normalise_channels, (x, weight, bias, mean, variance, eps), "fixed statistics: exact")
+        cross = cross_covariance(site, weight, bias, channels_of=len(site.shape(x)))
+        return Built(normalise_channels, (x, weight, bias, mean, variance, eps, cross), "fixed statistics: exact")
+    return _group_norm_at(site, x, site.shape(x)[1], weight, bias, eps)
+
+
+def _group_norm_at(site: Site, x: Any, groups: int, weight: Any, bias: Any, eps: float) -> Built:
     jacobian = site.options.normalisation == "jacobian"
-    return Built(group_norm, (x, site.shape(x)[1], weight, bias, eps, jacobian), _note(site, jacobian))
+    cross = cross_covariance(site, weight, bias, channels_of=len(site.shape(x)))
+    return Built(group_norm, (x, groups, weight, bias, eps, jacobian, cross), normalisation_note(site, jacobian))

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from propagauss.gaussian import Gaussian
+from propagauss.gaussian import Gaussian, mean_of
 from propagauss.precision import mean_in_norm
-from propagauss.rules.arithmetic import add, multiply
+from propagauss.rules.affine import Affine, affine, cross_covariance
 from propagauss.rules.registry import Built, Site, builder
 
 aten = torch.ops.aten
-Affine = Gaussian | Tensor | None
 
 
 def row_norm(
@@ -30,17 +29,18 @@ def row_norm(
     eps: float,
     centred: bool,
     jacobian: bool,
+    cross: Tensor | None = None,
 ) -> Gaussian:
     """Layer norm (`centred`) or RMS norm over the last `len(shape)` dimensions; the affine part may be random."""
     dims = tuple(range(-len(shape), 0))
-    m = mean_in_norm(x.mean if isinstance(x, Gaussian) else x)
+    m = mean_in_norm(mean_of(x))
     # not torch.native_layer_norm, a little faster: nothing can be differentiated through the scale that it returns
     centred_mean = m - m.mean(dims, keepdim=True) if centred else m
     gain = (centred_mean.square().mean(dims, keepdim=True) + eps).rsqrt()
     unit = centred_mean * gain
     if not isinstance(x, Gaussian):
-        return _affine(unit, weight, bias)
-    return _affine(_normalised(x, unit, gain, dims, centred, jacobian), weight, bias)
+        return affine(unit, weight, bias, cross)
+    return affine(_normalised(x, unit, gain, dims, centred, jacobian), weight, bias, cross)
 
 
 def _normalised(
@@ -65,18 +65,12 @@ def _normalised(
     return x.mapped(unit, linear, squared)
 
 
-def _affine(unit: Gaussian | Tensor, weight: Affine, bias: Affine) -> Any:
-    y: Any = unit
-    if weight is not None:
-        y = multiply(y, weight) if isinstance(y, Gaussian) or isinstance(weight, Gaussian) else y * weight
-    return y if bias is None else add(y, bias)
-
-
 @builder(aten.layer_norm.default)
 def build_layer_norm(site: Site) -> Built:
     x, shape, weight, bias, eps, *_ = (*site.args, *(None, None, 1e-5)[len(site.args) - 2 :])
     jacobian = site.options.normalisation == "jacobian"
-    return Built(row_norm, (x, shape, weight, bias, eps, True, jacobian), _note(site, jacobian))
+    cross = cross_covariance(site, weight, bias)
+    return Built(row_norm, (x, shape, weight, bias, eps, True, jacobian, cross), normalisation_note(site, jacobian))
 
 
 @builder(aten.rms_norm.default)
@@ -85,9 +79,9 @@ def build_rms_norm(site: Site) -> Built:
     x, shape, weight, eps = args
     eps = torch.finfo(x.meta["val"].dtype).eps if eps is None else eps
     jacobian = site.options.normalisation == "jacobian"
-    return Built(row_norm, (x, shape, weight, None, eps, False, jacobian), _note(site, jacobian))
+    return Built(row_norm, (x, shape, weight, None, eps, False, jacobian), normalisation_note(site, jacobian))
 
 
-def _note(site: Site, jacobian: bool) -> str:
+def normalisation_note(site: Site, jacobian: bool) -> str:
     full = jacobian or site.options.full
     return "linearised through its Jacobian" if full else "scale only: statistics of the mean held fixed"

@@ -100,11 +100,6 @@ class Pointwise(nn.Module):
         return self.op(*args, **self.kwargs)
 
 
-def mean_of(x: Any) -> Any:
-    """The mean of a Gaussian; a plain value as it is."""
-    return x.mean if isinstance(x, Gaussian) else x
-
-
 def to_gaussian(x: Tensor) -> Any:
     """A deterministic output as a Gaussian of zero variance."""
     return Gaussian.diagonal(x, torch.zeros_like(x))
