@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
+from propagauss.rules.activation import CLOSED
+from propagauss.rules.slopes import TANGENTS
 from test_compile import gpt, resnet, vit
 
 onnx = pytest.importorskip("onnx")
@@ -95,6 +97,35 @@ def test_any_batch(make: Any, ending: str, tmp_path: Path) -> None:
         assert_same(found["mean"], model_output(model, x[:batch]))
         assert_same(found["variance"], latent.variance)
         assert_same(found["probabilities"], classifier(x[:batch]).probs)
+
+
+@pytest.mark.parametrize("ending", RUN)
+def test_activations(ending: str, tmp_path: Path) -> None:
+    """Of those in torch.nn, the ones whose derivative the exporters could not follow, and their like."""
+    torch.manual_seed(0)
+    kinds = (nn.SELU, nn.Mish, nn.Hardshrink, nn.Softshrink, nn.Hardswish, nn.CELU, nn.Softsign, nn.Tanhshrink)
+    model = nn.Sequential(*(m for kind in kinds for m in (nn.Linear(6, 6), kind()))).eval()
+    x = 2 * torch.randn(5, 6)
+    classifier = pg.Classifier(pg.streamline(model, posterior(model), x))
+    found = RUN[ending](classifier.export(tmp_path / f"m{ending}"), x[:3])
+    assert_same(found["mean"], model(x[:3]))
+    assert_same(found["variance"], classifier.latent(x[:3]).variance)
+
+
+def test_an_export_that_fails_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its derivative left to PyTorch, this activation makes the exporter fail with that derivative still open."""
+    for table in (CLOSED, TANGENTS):
+        monkeypatch.delitem(table, torch.ops.aten.hardshrink.default)
+    model, x = mlp()
+    model[1] = nn.Hardshrink()
+    classifier = pg.Classifier(pg.streamline(model, posterior(model), x))
+    expected = classifier.latent(x).variance
+    with pytest.raises(pg.InputError, match=r"export to \.pt2 instead"):
+        classifier.export(tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+    torch.testing.assert_close(classifier.latent(x).variance, expected)
+    torch.testing.assert_close(pg.streamline(model, posterior(model), x)(x).variance, expected)
+    assert_same(run_archive(classifier.export(tmp_path / "m.pt2"), x)["variance"], expected)
 
 
 def model_output(model: nn.Module, x: Tensor) -> Tensor:

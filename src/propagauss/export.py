@@ -6,6 +6,7 @@ neither propagauss nor the model's own code to run.
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import logging
@@ -178,11 +179,12 @@ def _whole(path: Path) -> Iterator[Path]:
 @contextmanager
 def _no_open_derivatives() -> Iterator[None]:
     """Exporters that fail within a forward derivative leave it open, and with it every later trace (torch 2.13)."""
-    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    functorch: Any = importlib.import_module("torch._C._functorch")
+    depth = functorch.get_dynamic_layer_stack_depth()
     try:
         yield
     except Exception:
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         try:
             level = torch._C._enter_dual_level()
         except RuntimeError:  # there is only one level, and it is still open

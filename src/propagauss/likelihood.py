@@ -58,7 +58,7 @@ class Likelihood(nn.Module):
         """The latent Gaussian, with the scale applied."""
         return self._scaled(as_latent(call(self.net, *x, **named)))
 
-    def export(self, path: str | os.PathLike[str], covariance: bool = False) -> Path:
+    def export(self, path: str | os.PathLike[str], *, covariance: bool = False) -> Path:
         """Write the predictor as a torch.export archive (`.pt2`) or an ONNX graph (`.onnx`); returns the path.
 
         Inputs are those of the net as plain tensors (a Gaussian input is two, mean and variance); outputs are `mean`

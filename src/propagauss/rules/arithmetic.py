@@ -18,6 +18,7 @@ from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.rules.registry import rule
+from propagauss.rules.slopes import partial_slope
 
 aten = torch.ops.aten
 Value = Gaussian | Tensor | float
@@ -94,14 +95,19 @@ def delta(function: Callable[..., Tensor], *args: Any) -> Gaussian:
     for i, arg in enumerate(args):
         if isinstance(arg, Gaussian):
             wide = arg.expanded(mean.shape)
-            at = wide.mean.contiguous()  # forward-mode differentiation refuses overlapping memory
-
-            def partial(t: Tensor, i: int = i) -> Tensor:
-                return function(*values[:i], t, *values[i + 1 :])
-
-            slope = torch.func.jvp(partial, (at,), (torch.ones_like(at),))[1]
-            parts.append(wide.scaled(mean, slope))
+            slope = partial_slope(function, mean, tuple(values), i)
+            parts.append(wide.scaled(mean, _forward_slope(function, values, i, wide.mean) if slope is None else slope))
     return independent_sum(mean, parts)
+
+
+def _forward_slope(function: Callable[..., Tensor], values: list[Any], i: int, at: Tensor) -> Tensor:
+    """By forward-mode differentiation, which refuses overlapping memory."""
+
+    def partial(t: Tensor) -> Tensor:
+        return function(*values[:i], t, *values[i + 1 :])
+
+    at = at.contiguous()
+    return torch.func.jvp(partial, (at,), (torch.ones_like(at),))[1]
 
 
 @rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, note="independent branches")

@@ -6,7 +6,7 @@ import copy
 import fnmatch
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from propagauss.experiments.paper.gpt_features import TESTED_ON, Features, featu
 from propagauss.experiments.paper.gpt_networks import BACKBONES, HEAD_STDDEV, from_checkpoint, loaded
 from propagauss.experiments.paper.mlp_predictors import with_precision
 from propagauss.experiments.paper.published import gpt as published
-from propagauss.links import probit
+from propagauss.links import mean_field, probit
 from propagauss.posterior import Posterior, fit_laplace
 from propagauss.streamline import streamline
 
@@ -34,11 +34,12 @@ __all__ = ["EXPERIMENT", "from_checkpoint", "tuned"]
 TASKS = {"boolq": "BoolQ", "wic": "WiC", "mrpc": "MRPC"}
 # prompts for training, validation and test; sampling and GLM see the first `subset` of the test prompts only
 FULL: dict[str, dict[str, Any]] = {
-    "minilm": {"counts": [600, 200, 500], "subset": 200, "epochs": 4, "rate": 1e-4},
-    "smollm2": {"counts": [400, 120, 300], "subset": 100, "epochs": 3, "rate": 1e-4},
+    "minilm": {"counts": [3000, 400, 500], "subset": 200, "epochs": 3, "rate": 1e-4},
+    "smollm2": {"counts": [1500, 200, 300], "subset": 100, "epochs": 3, "rate": 1e-4},
     "gpt2": {"counts": [400, 120, 300], "subset": 100, "epochs": 3, "rate": 1e-4},
 }
 PRIORS = (1.0, 10.0, 100.0, 1e3, 1e4)
+OFFSETS = (-10.0, -3.0, -1.0, 0.0, 1.0, 3.0, 10.0)  # added to both logits
 GLM_LINKS: tuple[Link, ...] = ("probit", "mean_field")
 SHARED: dict[str, Any] = {"tokens": 128, "batch": 8, "head_rate": 1e-3, "decay": 0.01}
 SHARED |= {"samples": 20, "fit_samples": 5, "fit_points": 50, "head_stddev": HEAD_STDDEV, "priors": list(PRIORS)}
@@ -90,7 +91,19 @@ def _run(context: Context, backbone: str, task: str) -> Record:
         "majority": max(share := test.labels.double().mean().item(), 1 - share),
         "on_subset": on_subset,
         "on_test": on_test,
+        "offsets": offsets(streamline(suffix, posterior, held[0][0][:2]), few + rest),
     }
+
+
+@torch.no_grad()
+def offsets(net: Any, batches: Batches) -> list[dict[str, float]]:
+    """Accuracy by link, scale 1, with a number added to both logits: nothing changes for the network itself."""
+    latents, links = [(net(x).to(torch.float64), y) for x, y in batches], (probit, mean_field)
+
+    def accuracy(link: Any, offset: float) -> float:
+        return _share(link(g.mean + offset, g.variance).argmax(-1) == y for g, y in latents)
+
+    return [{"offset": offset} | {link.__name__: accuracy(link, offset) for link in links} for offset in OFFSETS]
 
 
 class InDouble(nn.Module):
@@ -180,7 +193,11 @@ def fine_tune(suffix: nn.Module, mlps: tuple[str, ...], train: Features, how: Ma
 
 @torch.no_grad()
 def _accuracy(suffix: nn.Module, batches: Batches) -> float:
-    return torch.cat([suffix(x).argmax(-1) == y for x, y in batches]).double().mean().item()
+    return _share(suffix(x).argmax(-1) == y for x, y in batches)
+
+
+def _share(hits: Iterable[Tensor]) -> float:
+    return torch.cat(list(hits)).double().mean().item()
 
 
 # -- the report
@@ -208,7 +225,11 @@ def section(records: dict[str, Record]) -> Section:
             score_tables.table(record["on_test"], lambda s: {}, whole),
         ]
         lines += score_tables.readings(where, record["on_subset"], "LA", theirs)
-        lines += [_links_reading(where, task, record), *_priors_reading(where, record)]
+        lines += [
+            _links_reading(where, task, record),
+            *_offsets_reading(where, record),
+            *_priors_reading(where, record),
+        ]
     return Section("".join(body), [*lines, *_within(records)])
 
 
@@ -227,6 +248,20 @@ def _links_reading(where: str, task: str, record: Record) -> str:
         f"{where}, accuracy on all test prompts: MAP {at_map['accuracy']:.3f}; ours {', '.join(told)}. "
         f"The paper has {ours_there:.3f} for ours, {glm_there:.3f} for GLM."
     )
+
+
+def _offsets_reading(where: str, record: Record) -> list[str]:
+    """What makes the probit link lose accuracy: it is the one that minds a number added to all logits."""
+    sweep = record.get("offsets", [])
+    if not sweep:
+        return []
+    added = ", ".join(f"{entry['offset']:+g}" for entry in sweep)
+    by_link = {link: [f"{entry[link]:.3f}" for entry in sweep] for link in ("probit", "mean_field")}
+    return [
+        f"{where}, a number added to both logits ({added}), which changes nothing "
+        f"for the network: accuracy of ours at scale 1, probit {', '.join(by_link['probit'])}; mean-field "
+        f"{', '.join(by_link['mean_field'])}."
+    ]
 
 
 def _priors_reading(where: str, record: Record) -> list[str]:
