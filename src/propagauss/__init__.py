@@ -10,10 +10,12 @@ from propagauss.posterior import (
     DiagonalPosterior,
     FullPosterior,
     KroneckerPosterior,
+    LowRankPosterior,
     Posterior,
     fit_laplace,
     from_ivon,
     from_laplace,
+    from_swag,
     load_posterior,
 )
 from propagauss.rules import rule
@@ -28,6 +30,7 @@ __all__ = [
     "Gaussian",
     "InputError",
     "KroneckerPosterior",
+    "LowRankPosterior",
     "Plan",
     "Posterior",
     "PosteriorError",
@@ -39,6 +42,7 @@ __all__ = [
     "fit_laplace",
     "from_ivon",
     "from_laplace",
+    "from_swag",
     "links",
     "load_posterior",
     "metrics",

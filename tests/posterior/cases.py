@@ -11,7 +11,7 @@ import propagauss as pg
 from propagauss.posterior import SpectralPosterior
 from reference import random_psd
 
-KINDS = ("diagonal", "kronecker", "kronecker factored", "full")
+KINDS = ("diagonal", "kronecker", "kronecker factored", "full", "low rank")
 STRUCTURES = (*KINDS, "spectral")  # to a layer, spectral is full
 PRIOR_PRECISION = 1.7
 
@@ -48,6 +48,11 @@ def make_posterior(
         factors = {n: kronecker_factors(p.shape, generator) for n, p in parameters.items()}
         posterior = pg.KroneckerPosterior(factors, PRIOR_PRECISION, damping=damping)
         dense = torch.block_diag(*(kronecker_covariance(f, PRIOR_PRECISION, damping) for f in factors.values()))
+    elif kind == "low rank":
+        own = {n: 0.1 + torch.rand(p.shape, generator=generator, dtype=torch.float64) for n, p in parameters.items()}
+        along = {n: torch.randn((3, *p.shape), generator=generator, dtype=torch.float64) for n, p in parameters.items()}
+        posterior, flat = pg.LowRankPosterior(own, along), torch.cat([d.flatten(1) for d in along.values()], 1)
+        dense = torch.cat([v.flatten() for v in own.values()]).diag() + flat.mT @ flat
     elif kind == "spectral":
         size, rest = sum(p.numel() for p in parameters.values()), 0.8
         columns = torch.randn(size, size // 3, generator=generator, dtype=torch.float64)

@@ -421,6 +421,47 @@ def test_kronecker_of_a_time_first_model_equals_batch_first():
         torch.testing.assert_close(found[0].to_dense(), other.to_dense())
 
 
+class Attention(nn.Module):
+    """Attention over the rows of a sample, by `nn.MultiheadAttention` or written out with the same parameters."""
+
+    def __init__(self, written_out: bool = False, crossed: bool = False):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, 3)
+        self.written_out, self.crossed = written_out, crossed
+
+    def forward(self, x):
+        layer, keys = self.attention, x.flip(1) if self.crossed else x
+        if not self.written_out:
+            return self.head(layer(x, keys, keys, need_weights=False)[0].mean(1))
+        joined = F.linear(x, layer.in_proj_weight, layer.in_proj_bias)
+        q, k, v = (t.unflatten(-1, (2, 2)).transpose(1, 2) for t in joined.chunk(3, -1))
+        values = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.head(F.linear(values, layer.out_proj.weight, layer.out_proj.bias).mean(1))
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "full"])
+def test_multihead_attention_is_made_of_linear_layers(structure):
+    torch.manual_seed(0)
+    whole = Attention().double().eval()
+    pieces = Attention(written_out=True).double().eval()
+    pieces.load_state_dict(whole.state_dict())
+    x = torch.randn(6, 5, 4, dtype=torch.float64)
+    torch.testing.assert_close(whole(x), pieces(x))
+    data = loader(x, targets("classification"))
+    found = [fit_laplace(m, data, structure=structure, prior_precision=1.0) for m in (whole, pieces)]
+    assert found[0].names == found[1].names == tuple(n for n, _ in whole.named_parameters())
+    torch.testing.assert_close(found[0].to_dense(), found[1].to_dense())
+
+
+def test_kronecker_of_attention_to_another_sequence():
+    """Queries and keys are then made by two parts of one matrix, which has no Kronecker product as a whole."""
+    x = torch.randn(6, 5, 4)
+    with pytest.warns(UserWarning, match=r"not for attention\.in_proj_weight, attention\.in_proj_bias, which stay"):
+        found = fit_laplace(Attention(crossed=True).eval(), loader(x, targets("classification")), structure="kronecker")
+    assert found.names == ("attention.out_proj.weight", "attention.out_proj.bias", "head.weight", "head.bias")
+
+
 def test_kronecker_of_a_grouped_convolution_is_close_in_size():
     """Same trace as the exact curvature up to the product of averages; averaging channels instead would be far off."""
     torch.manual_seed(0)

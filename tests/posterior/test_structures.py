@@ -136,6 +136,7 @@ def test_scale_keeps_it_a_covariance(kind: str, factor: float) -> None:
     "patterns, kept",
     [
         (("first.*",), ("first.weight", "first.bias")),
+        ((["first.*", "kernel"],), ("kernel", "first.weight", "first.bias")),
         (("*.bias", "kernel"), ("kernel", "first.bias")),
         (("*",), NAMES),
         (("h?ad.[a-z]*",), ("head.weight",)),
@@ -241,6 +242,14 @@ BAD = [
     ),
     pytest.param(
         lambda: pg.FullPosterior(["w"], torch.tensor([[1.0, 0.5], [0.1, 1.0]])), "not symmetric", id="asymmetric"
+    ),
+    pytest.param(lambda: pg.LowRankPosterior({"w": SQUARE}, {"v": SQUARE[None]}), "not both have v", id="directions"),
+    pytest.param(lambda: pg.LowRankPosterior({"w": SQUARE}, {"w": SQUARE}), r"'w'.*\[K, \*that\]", id="one direction"),
+    pytest.param(lambda: pg.LowRankPosterior({"w": SQUARE}, {"w": SQUARE[None] / 0}), "not finite", id="far direction"),
+    pytest.param(
+        lambda: pg.LowRankPosterior({"w": SQUARE, "v": SQUARE}, {"w": torch.ones(1, 2, 2), "v": torch.ones(3, 2, 2)}),
+        "different numbers of directions: 1, 3",
+        id="uneven directions",
     ),
     pytest.param(lambda: SpectralPosterior(["w"], SQUARE, torch.ones(3), 1.0), r"\[P, k\] and \[k\]", id="spectrum"),
     pytest.param(lambda: SpectralPosterior(["w", "w"], SQUARE, torch.ones(2), 1.0), "twice", id="named twice again"),

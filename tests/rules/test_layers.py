@@ -156,6 +156,8 @@ def _kinds(layer: Layer) -> tuple[str, ...]:
         return ("full",)
     if layer.name in ("linear", "linear on positions"):
         return KINDS
+    if layer.name in ("batch norm on positions", "layer norm", "group norm", "only bias random"):
+        return ("diagonal", "full", "low rank")
     return ("diagonal", "kronecker", "full") if layer.linear in ("row", "column") else ("diagonal", "full")
 
 

@@ -11,7 +11,7 @@ import fnmatch
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -138,8 +138,9 @@ class Posterior(abc.ABC):
 
     # -- shared
 
-    def select(self, *patterns: str) -> Self:
-        """The marginal posterior of the parameters whose names match any of the glob patterns."""
+    def select(self, *patterns: str | Iterable[str]) -> Self:
+        """The marginal posterior of the parameters whose names match any of the glob patterns, or lists of them."""
+        patterns = tuple(p for given in patterns for p in ((given,) if isinstance(given, str) else given))
         kept = tuple(n for n in self.names if any(fnmatch.fnmatchcase(n, p) for p in patterns))
         for pattern in patterns:
             if not fnmatch.filter(self.names, pattern):

@@ -28,6 +28,7 @@ from propagauss.posterior.base import Posterior
 from propagauss.posterior.curvature import require_memory
 from propagauss.posterior.diagonal import DiagonalPosterior
 from propagauss.posterior.kronecker import Eigenfactors, KroneckerPosterior
+from propagauss.posterior.low_rank import LowRankPosterior
 from propagauss.precision import in_full_precision
 from propagauss.rules.full_convolution import BiasNoise, FullConvolution, IndependentNoise, JointNoise, KroneckerPlaces
 from propagauss.rules.patches import Layout, Settings, convolve, read_settings
@@ -102,14 +103,20 @@ def convolution_rooted(
     offsets: Tensor | None,
     second: Tensor | None,
     settings: Settings,
+    spread: Tensor | None = None,
+    bias_spread: Tensor | None = None,
 ) -> Gaussian:
     """Any joint posterior: `var_o = Σ_r (R_or * m + ρ_or)² + v * (W² + V)`.
 
     `(R_or, ρ_or)` are the columns of a root of the joint covariance of `(W_o, b_o)`: a sum of squares, never negative.
+    They may be few, with a `spread` of independent weights beside them.
     """
-    mean = convolve(mean_of(x), weight, bias, settings)
-    squares = _spread(mean_of(x), roots, offsets, settings).square()
+    m = mean_of(x)
+    mean = convolve(m, weight, bias, settings)
+    squares = _spread(m, roots, offsets, settings).square()
     own = squares.unflatten(1, (mean.shape[1], -1)).sum(2)
+    if spread is not None:
+        own = own + in_full_precision(_own, m, spread, bias_spread, settings)
     return Gaussian.diagonal(mean, _with_input(own, x, second, settings))
 
 
@@ -202,6 +209,12 @@ def _diagonal(site: Site, x: Any, w: Weight, b: Weight | None, layout: Layout) -
         rotation = _kernel(layout.kernels(factors.right.mT.repeat(layout.groups, 1)), layout)
         mixing = (factors.left.square() @ factors.variance).reshape(*factors.variance.shape, *[1] * (weight.dim() - 2))
         return Built(convolution_rotated, (x, weight, bias, rotation, mixing, bias_spread, second, settings), note)
+    if isinstance(posterior, LowRankPosterior):
+        apart = [None if n is None else posterior.own_variance(n) for n in names]
+        assert apart[0] is not None
+        roots, offsets = _directions(posterior, w.name, names[1], layout)
+        inputs = (x, weight, bias, _kernel(roots, layout), offsets, second, settings)
+        return Built(convolution_rooted, (*inputs, _kernel(apart[0], layout), apart[1]), note)
     roots, offsets = _roots(*_joint(posterior, w.name, names[1], layout), layout)
     return Built(convolution_rooted, (x, weight, bias, _kernel(roots, layout), offsets, second, settings), note)
 
@@ -288,6 +301,15 @@ def _roots(ww: Tensor, wb: Tensor | None, bb: Tensor | None, layout: Layout) -> 
     columns = symmetric_root(blocks.double()).mT.flatten(0, 1).to(ww.dtype)  # [out * columns, P or P + 1]
     kernels = layout.kernels(columns[:, : layout.width].contiguous())
     return kernels, None if bb is None else columns[:, -1].contiguous()
+
+
+def _directions(
+    posterior: LowRankPosterior, weight: str, bias: str | None, layout: Layout
+) -> tuple[Tensor, Tensor | None]:
+    """The directions of a low-rank posterior as `_roots` gives its columns."""
+    rows = torch.stack([layout.rows(d) for d in posterior.directions(weight)], dim=1)  # [out, K, P]
+    offsets = None if bias is None else posterior.directions(bias).mT.flatten()
+    return layout.kernels(rows.flatten(0, 1).contiguous()), offsets
 
 
 def _require_memory(
