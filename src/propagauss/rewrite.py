@@ -207,7 +207,7 @@ class Rewriter:
         pointwise = all(is_pointwise(n.target) for n in function.graph.nodes if n.op == "call_function")
         label = f"fused {'elementwise' if pointwise else 'function'} of {source.name}"
         if pointwise:
-            module = elementwise(function, self.options.activation, dtype_of(node), function)
+            module = elementwise(function, self.options.activation, dtype_of(node), graph=function)
             note = self._activation_note()
         else:
             affine = is_affine(node, source, self.random)
@@ -266,12 +266,12 @@ class Rewriter:
             return True
         graph, extras = region(node, random[0], self.random)
         if extras:
-            module = elementwise(graph, self.options.activation, dtype_of(node), graph)
+            module = elementwise(graph, self.options.activation, dtype_of(node), graph=graph)
         else:
             function = Pointwise(node.target, at, node.args, node.kwargs)
             op = node.target if at == 0 else None
             settings = (node.args[1:], node.kwargs)
-            module = elementwise(function, self.options.activation, dtype_of(node), graph, op, settings)
+            module = elementwise(function, self.options.activation, dtype_of(node), op, settings, graph)
         inputs = (self._value(random[0]), *(self._value(e) for e in extras))
         self.env[node] = self.graph.call_module(self._add_module(node.name, module), inputs)
         self._note(node, "elementwise", self._activation_note())

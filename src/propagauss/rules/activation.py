@@ -86,11 +86,14 @@ def elementwise(
     function: Callable[..., Tensor],
     mode: str,
     dtype: torch.dtype,
-    graph: fx.GraphModule,
     op: Any = None,
     settings: Settings = NONE,
+    graph: fx.GraphModule | None = None,
 ) -> nn.Module:
-    """The module for an elementwise function; `op` and `settings` if it is that op on its first argument."""
+    """The module for an elementwise function; `op` and `settings` if it is that op on its first argument.
+
+    `graph` is the same function op by op, for its derivative.
+    """
     if mode == "moments":
         return MomentMatched(function, MOMENTS.get(op), settings, dtype)
     return Elementwise(function, graph)
