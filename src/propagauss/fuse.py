@@ -8,18 +8,16 @@ covariance survives nothing else); in the full structure any op without random p
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from propagauss.graph import shape_of
-from propagauss.rules.shape import MOVES, SPLITS
-
-aten = torch.ops.aten
-
+from propagauss.rules.registry import arguments, map_arguments
+from propagauss.rules.shape import STRIDE_FREE
 
 _UNTAGGED = {
     torch.ops.aten.hardswish.default,
@@ -27,27 +25,6 @@ _UNTAGGED = {
     torch.ops.aten.rrelu.default,
     torch.ops.aten.selu.default,
     torch.ops.aten.celu.default,
-}
-_QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
-_SCALING = {aten.mul.Tensor, aten.mul.Scalar, *_QUOTIENTS}
-_AFFINE = {
-    *MOVES,
-    *SPLITS,
-    operator.getitem,
-    aten.cat.default,
-    aten.stack.default,
-    aten.sum.default,
-    aten.sum.dim_IntList,
-    aten.mean.default,
-    aten.mean.dim,
-    aten.cumsum.default,
-    aten.neg.default,
-    aten.add.Tensor,
-    aten.add.Scalar,
-    aten.sub.Tensor,
-    aten.sub.Scalar,
-    aten.rsub.Scalar,
-    aten.constant_pad_nd.default,
 }
 
 
@@ -85,57 +62,52 @@ class Chains:
     def _meeting_point(self, random: list[fx.Node]) -> fx.Node | None:
         first, *others = (self._chain[r] for r in random)
         for candidate in first:
-            if all(candidate in chain for chain in others) and (len(random) == 1 or _is_tensor(candidate)):
+            if all(candidate in chain for chain in others) and (len(random) == 1 or _is_real(candidate)):
                 return candidate
         return None
 
 
-def region(node: fx.Node, source: fx.Node, random: set[fx.Node]) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """The function from `source` to `node` as a module, and the other values that it takes, in order."""
-    graph = fx.Graph()
-    inside = _between(node, source, random)
-    env = {source: graph.placeholder("x")}
-    extras: list[fx.Node] = []
+def cut(
+    node: fx.Node, sources: Sequence[fx.Node], random: AbstractSet[fx.Node]
+) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """The function from `sources` to `node` as a module, and the other values that it takes, in order.
 
-    def resolve(arg: fx.Node) -> fx.Node:
-        if arg not in env:
-            extras.append(arg)
-            env[arg] = graph.placeholder(f"extra_{len(extras)}")
-        return env[arg]
+    It takes the sources first. What an op takes at its mean is among the other values, even if it is a source, too.
+    """
+    graph = fx.Graph()
+    inside = _between(node, sources, random)
+    env: dict[fx.Node, fx.Node] = {s: graph.placeholder(f"x_{i}") for i, s in enumerate(sources)}
+    others: dict[fx.Node, fx.Node] = {}
+
+    def other(arg: fx.Node) -> fx.Node:
+        if arg not in others:
+            others[arg] = graph.placeholder(f"extra_{len(others)}")
+        return others[arg]
+
+    def value(arg: fx.Node) -> fx.Node:
+        return env[arg] if arg in env else other(arg)
 
     # placeholders have to come first, so outside values are collected before any op is copied
     for inner in inside:
-        for arg in inner.all_input_nodes:
-            if arg not in inside:
-                resolve(arg)
+        map_arguments(inner, lambda a: a if a in inside or a in env else other(a), other)
     for inner in inside:
-        env[inner] = graph.node_copy(inner, resolve)
+        args, kwargs = map_arguments(inner, value, other)
+        target: Any = inner.target
+        env[inner] = graph.call_function(STRIDE_FREE.get(target, target), args, kwargs)
     graph.output(env[node])
-    return fx.GraphModule(nn.Module(), graph), extras
+    return fx.GraphModule(nn.Module(), graph), list(others)
 
 
-def is_affine(node: fx.Node, source: fx.Node, random: set[fx.Node]) -> bool:
-    """Whether the function from `source` to `node` is affine, so that it needs no derivative."""
-    for inner in _between(node, source, random):
-        uncertain = [a in random for a in _leaves(inner.args)]
-        if inner.target in _SCALING:
-            if sum(uncertain) != 1 or (inner.target in _QUOTIENTS and not uncertain[0]):
-                return False
-        elif inner.target not in _AFFINE:
-            return False
-    return True
-
-
-def _between(node: fx.Node, source: fx.Node, random: set[fx.Node]) -> dict[fx.Node, None]:
-    """Uncertain values on the way from `source` to `node`, in graph order."""
+def _between(node: fx.Node, sources: Sequence[fx.Node], random: AbstractSet[fx.Node]) -> dict[fx.Node, None]:
+    """Uncertain values on the way from `sources` to `node`, in graph order."""
     found: set[fx.Node] = set()
     stack = [node]
     while stack:
         current = stack.pop()
-        if current is source or current in found:
+        if current in sources or current in found:
             continue
         found.add(current)
-        stack.extend(a for a in current.all_input_nodes if a in random)
+        stack.extend(a for a in arguments(current) if a in random)
     return {n: None for n in node.graph.nodes if n in found}
 
 
@@ -144,9 +116,6 @@ def is_pointwise(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in _UNTAGGED)
 
 
-def _leaves(args: Any) -> list[Any]:
-    return pytree.tree_leaves(args)
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), Tensor)
+def _is_real(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point()

@@ -152,8 +152,8 @@ class Gaussian:
     def mapped_rows(self, mean: Tensor, linear: Callable[[Tensor], Tensor]) -> "Gaussian":
         """`mapped` in the full structure, with a map that takes many tensors at once: `[r, *shape] -> [r, *new]`."""
         assert self._covariance is not None
-        half = _push_rows(self._covariance, self.mean.shape, linear)  # [B, n, n']
-        return Gaussian.full(mean, _push_rows(half.mT, self.mean.shape, linear))
+        half = push_rows(self._covariance, self.mean.shape, linear)  # [B, n, n']
+        return Gaussian.full(mean, push_rows(half.mT, self.mean.shape, linear))
 
     def expanded(self, shape: torch.Size) -> "Gaussian":
         """Broadcast to `shape`; copies of an entry are the same random number, so they stay fully correlated."""
@@ -243,7 +243,7 @@ def symmetric_root(covariance: Tensor) -> Tensor:
     return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
 
 
-def _push_rows(matrix: Tensor, shape: torch.Size, linear: Callable[[Tensor], Tensor]) -> Tensor:
+def push_rows(matrix: Tensor, shape: torch.Size, linear: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply `linear` to the second index of `matrix`: [B, r, n] -> [B, r, n']; tensors of `shape` hold [B, n]."""
     batch, rows, _ = matrix.shape
     stacked = matrix.transpose(0, 1).reshape(rows, *shape)

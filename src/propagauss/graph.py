@@ -35,9 +35,15 @@ def is_assertion(target: Any) -> bool:
 
 
 def is_float(node: fx.Node) -> bool:
+    """Whether a value, or a part of it, is a real or complex floating-point tensor."""
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else [value]
-    return any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
+    return any(isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
+
+
+def is_complex(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_complex()
 
 
 def is_transpose(node: fx.Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,10 @@ class Step:
     structure: str
     shape: tuple[int | str, ...]
     note: str
+
+    def extended(self, note: str) -> Step:
+        """The same step with something to add."""
+        return replace(self, note=f"{self.note}; {note}")
 
     @property
     def entries(self) -> int:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import inspect
 import operator
 import warnings
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from propagauss.batches import is_batched, keeps_apart, mixes_samples
 from propagauss.demand import wanted
 from propagauss.errors import UnsupportedOpError
-from propagauss.fuse import Chains, is_affine, is_pointwise, region
+from propagauss.fuse import Chains, cut, is_pointwise
 from propagauss.gaussian import mean_of
 from propagauss.graph import (
     depends,
     dtype_of,
     hint,
     is_assertion,
+    is_complex,
     is_float,
     is_transpose,
     module_path,
@@ -27,40 +30,47 @@ from propagauss.graph import (
     op_name,
     shape_of,
 )
-from propagauss.mixing import mixes_samples
+from propagauss.joint import Joint
 from propagauss.network import Streamlined
 from propagauss.patterns import AT_MEAN
 from propagauss.plan import Plan, Step
 from propagauss.posterior.base import Posterior
-from propagauss.rules.activation import CLOSED, elementwise
-from propagauss.rules.registry import BUILDERS, FUNCTIONS, Built, Options, Weight
+from propagauss.rules.activation import CLOSED, MomentMatched, elementwise
+from propagauss.rules.jacobian import Linearised, LinearisedVariances, Piece
+from propagauss.rules.registry import BUILDERS, FUNCTIONS, Built, Options, Weight, arguments, map_arguments
 from propagauss.rules.shape import STRIDE_FREE
-from propagauss.rules.wrapping import (
-    Delta,
-    InputStructure,
-    LinearisedRegion,
-    ParameterRegion,
-    Pointwise,
-    RandomParameter,
-    to_gaussian,
-)
+from propagauss.rules.tangent import LAYERS
+from propagauss.rules.wrapping import Delta, InputStructure, Pointwise, RandomParameter, to_gaussian
 from propagauss.site import SiteOf
 from propagauss.trace import Traced
+from propagauss.trial import try_out
 
 aten = torch.ops.aten
 # ops whose rules broadcast an unbatched random parameter against samples themselves
 BROADCASTING = {
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.rsub.Scalar, aten.where.self),
     *(aten.prelu.default, aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default),
-    *(aten.group_norm.default, aten.instance_norm.default),
+    *(aten.group_norm.default, aten.instance_norm.default, aten.layer_norm.default, aten.rms_norm.default),
 }
+# ops whose rules read a stored weight
+STORED = {*LAYERS, aten.addmm.default, aten.mm.default, aten.matmul.default}
 
 
 class Rewriter:
-    """Walks the traced graph once and builds the new one. `random` holds the source nodes that are uncertain."""
+    """Walks the traced graph once and builds the new one. `random` holds the source nodes that are uncertain.
 
-    def __init__(self, traced: Traced, posterior: Posterior | None, options: Options):
+    The nodes in `by_jacobian` are linearised by their own Jacobians, whatever rules they have.
+    """
+
+    def __init__(
+        self,
+        traced: Traced,
+        posterior: Posterior | None,
+        options: Options,
+        by_jacobian: AbstractSet[fx.Node] = frozenset(),
+    ):
         self.traced, self.posterior, self.options = traced, posterior, options
+        self.by_jacobian = by_jacobian
         self.names = set() if posterior is None else set(posterior.names)
         self.root = nn.Module()
         self.graph = fx.Graph()
@@ -69,8 +79,12 @@ class Rewriter:
         self.static: set[fx.Node] = set()
         self.from_means: set[fx.Node] = set()  # plain values that stand for uncertain ones
         self.unbatched: set[fx.Node] = set()  # random parameters, and what is made of them alone
+        self.virtual: set[fx.Node] = set()  # uncertain, but no Gaussian: complex values, results in several parts
+        self.moments: dict[fx.Node, tuple[MomentMatched, tuple[Any, ...]]] = {}
+        self.owner: dict[fx.Node, fx.Node] = {}  # which op of the source a node of the new graph belongs to
         self.wanted = wanted(traced.graph, traced.outputs)
         self.chains = Chains(any_op=options.full and options.activation == "linearise")
+        self.joint = Joint(self)
         self.steps: list[tuple[fx.Node, Step]] = []
         self.unsupported: list[tuple[fx.Node, str]] = []
 
@@ -81,27 +95,35 @@ class Rewriter:
             if node is not None:
                 self._input(node, uncertain)
         for node in self.traced.graph.nodes:
+            before = len(self.graph.nodes)
             if node.op == "placeholder" and node.name in self.traced.constants:
                 self._constant_placeholder(node)
             elif node.op == "call_function":
                 self._call(node)
             elif node.op not in ("placeholder", "output"):
                 self.unsupported.append((node, "is not a plain call"))
+            self._own(node, len(self.graph.nodes) - before)
+        results = tuple(self._output(o) for o in self.traced.outputs)
         if self.unsupported:
             raise self._unsupported_error()
-        self.graph.output(tuple(self._output(o) for o in self.traced.outputs))
+        self.graph.output(results)
         self.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
         body = fx.GraphModule(self.root, self.graph, class_name="StreamlinedBody")
         body.delete_all_unused_submodules()
         return Streamlined(body, self._plan(), self.traced).eval()
 
+    def _own(self, node: fx.Node, count: int) -> None:
+        """Remember for which op the last `count` nodes were made."""
+        for _, new in zip(range(count), reversed(self.graph.nodes), strict=False):
+            self.owner[new] = node
+
     def _input(self, node: fx.Node, uncertain: bool) -> None:
         new = self.graph.placeholder(node.name)
         if uncertain:
-            name = self._add_module("input", InputStructure(self.options.full))
-            new = self.graph.call_module(name, (new,))
+            new = self.emit("input", InputStructure(self.options.full), (new,))
             self.random.add(node)
             self.chains.start(node)
+            self.joint.start(node)
         self.env[node] = new
 
     def _constant_placeholder(self, node: fx.Node) -> None:
@@ -109,30 +131,32 @@ class Rewriter:
             self.random.add(node)
             self.unbatched.add(node)
             self.chains.start(node)
+            self.joint.start(node)
         else:
             self.static.add(node)
 
     def _call(self, node: fx.Node) -> None:
         inputs = node.all_input_nodes
-        random = [a for a in inputs if a in self.random]
-        if not random:
+        if not any(a in self.random for a in inputs):
             if inputs and all(a in self.static for a in inputs):
                 self.static.add(node)
             elif not is_assertion(node.target):
                 self.env[node] = self._copy(node)
                 if any(a in self.from_means for a in inputs):
                     self._remember_mean(node)
-        elif is_assertion(node.target):
             return
-        elif not is_float(node) or node not in self.wanted:
+        if is_assertion(node.target):
+            return
+        random = [a for a in arguments(node) if a in self.random]
+        if not random or not is_float(node) or node not in self.wanted:
             self._by_mean(node)
         else:
             self._rewrite(node, random)
 
     def _by_mean(self, node: fx.Node) -> None:
         """Sizes, comparisons, and what only attention weights depend on: computed from means, then deterministic."""
-        if node.target is operator.getitem and node.args[0] in self.random:
-            part = self.graph.node_copy(node, self._value)
+        if node.target is operator.getitem and node.args[0] in self.random and node.args[0] not in self.virtual:
+            part = self.graph.node_copy(node, self.value)
             self.env[node] = self.graph.call_function(mean_of, (part,))
             return
         self.env[node] = self._copy(node)
@@ -148,88 +172,157 @@ class Rewriter:
 
     def _copy(self, node: fx.Node) -> fx.Node:
         """The same op, on means."""
-        new = self.graph.node_copy(node, lambda a: self._mean(a) if a in self.random else self._value(a))
+        new = self.graph.node_copy(node, self.plain)
         if node.target in STRIDE_FREE:  # a mean may be laid out in memory unlike the model's own value
             op: Any = node.target
             new.target = STRIDE_FREE[op]  # pyright: ignore[reportAttributeAccessIssue]
         return new
 
     def _rewrite(self, node: fx.Node, random: list[fx.Node]) -> None:
-        weights = [a for a in random if a.op == "placeholder" and a.name in self.traced.constants]
-        source = None
-        if weights and self.options.full and not (len(random) == 1 and is_pointwise(node.target)):
-            self.chains.start(node)  # a parameter has no batch: a function of it and of samples is not one region
-        else:
-            source = self.chains.link(node, random)
         self.random.add(node)
+        if all(r in self.unbatched for r in random) and not is_batched(node, self.traced):
+            self.unbatched.add(node)
+        source = self._link(node, random)
+        self.joint.link(node, random)
+        if self._is_virtual(node):
+            self.virtual.add(node)
+            return
         if self.options.full:
             self._check_full(node, random)
-            if all(r in self.unbatched for r in random) and not self._is_batched(node):
-                self.unbatched.add(node)
         if source is not None and sum(n in self.random for n in nodes_in((node.args, node.kwargs))) > 1:
             self._fused(node, source)
-        elif self._lifts_parameter(node, random):
-            self._lift(node, random[0])
-        elif not self._build(node) and not self._apply_function(node) and not self._pointwise(node, random):
+            return
+        if not self._by_rule(node, random) and not self._by_own_jacobian(node):
             self.unsupported.append((node, "has no rule"))
             self.env[node] = self.graph.placeholder(node.name)  # never run: an error is on its way
+            return
+        if self.options.full:
+            self._correlate(node)
 
-    def _is_batched(self, node: fx.Node) -> bool:
-        value = node.meta.get("val")
-        first = value[0] if isinstance(value, (tuple, list)) else value
-        return any(depends(s, self.traced.batch_symbols) for s in getattr(first, "shape", ()))
+    def _link(self, node: fx.Node, random: list[fx.Node]) -> fx.Node | None:
+        weights = [a for a in random if a.op == "placeholder" and a.name in self.traced.constants]
+        if weights and self.options.full and not (len(random) == 1 and is_pointwise(node.target)):
+            self.chains.start(node)  # a layer: its weight need not be held in a dense covariance
+            return None
+        return self.chains.link(node, random)
 
-    def _lifts_parameter(self, node: fx.Node, random: list[fx.Node]) -> bool:
-        """Whether a random parameter alone becomes part of every sample, other than in a layer or by broadcasting."""
-        if not self.options.full or random[0] not in self.unbatched or len(random) > 1 or not self._is_batched(node):
-            return False
-        layer = node.target in BUILDERS and self.weight(random[0]) is not None and node.target != aten.matmul.default
-        return not (layer or node.target in BROADCASTING or is_pointwise(node.target)) or (
-            node.target == aten.matmul.default and not self._is_weight_of_matmul(node, random[0])
-        )
-
-    def _is_weight_of_matmul(self, node: fx.Node, parameter: fx.Node) -> bool:
-        if node.args[1] is not parameter or len(shape_of(parameter) or ()) != 2:
-            return False
-        return len(shape_of(node.args[0]) or ()) > 1
+    def _is_virtual(self, node: fx.Node) -> bool:
+        """Whether the result cannot be a Gaussian: the ops that read it are then linearised together with this one."""
+        if isinstance(node.meta.get("val"), (tuple, list)):
+            return node.target not in FUNCTIONS and node.target not in BUILDERS
+        return is_complex(node)
 
     # -- the ways to rewrite one op
 
-    def _lift(self, node: fx.Node, parameter: fx.Node) -> None:
-        function, extras = region(node, parameter, self.random)
-        module = ParameterRegion(function)
-        inputs = (self._value(parameter), *(self._value(e) for e in extras))
-        self.env[node] = self.graph.call_module(self._add_module(node.name, module), inputs)
-        self._note(node, "of a parameter", "linear in the parameter: exact")
+    def _by_rule(self, node: fx.Node, random: list[fx.Node]) -> bool:
+        if node in self.by_jacobian or any(r in self.virtual for r in random):
+            return False
+        if not self.options.full or not any(r in self.unbatched for r in random):
+            return self._build(node) or self._apply_function(node) or self._pointwise(node, random)
+        if node.target in STORED:
+            return self._is_layer(node, random) and self._build(node)
+        if node in self.unbatched or node.target in BROADCASTING or is_pointwise(node.target):
+            return self._build(node) or self._apply_function(node) or self._pointwise(node, random)
+        return False
+
+    def _is_layer(self, node: fx.Node, random: list[fx.Node]) -> bool:
+        """Whether the values without a batch are stored weights, and the input has a batch."""
+        loose = [r for r in random if r in self.unbatched]
+        if node in self.unbatched or any(self.weight(r) is None for r in loose):
+            return False
+        inputs: Any = node.args[1 if node.target == aten.addmm.default else 0]
+        if node.target in (aten.matmul.default, aten.mm.default) and len(shape_of(node.args[1]) or ()) != 2:
+            return False
+        return inputs not in loose and len(shape_of(inputs) or ()) > 1
 
     def _fused(self, node: fx.Node, source: fx.Node) -> None:
-        function, extras = region(node, source, self.random)
+        function, extras = cut(node, [source], self.random)
         pointwise = all(is_pointwise(n.target) for n in function.graph.nodes if n.op == "call_function")
         label = f"fused {'elementwise' if pointwise else 'function'} of {source.name}"
-        if pointwise:
+        if pointwise and shape_of(source) == shape_of(node):
             module = elementwise(function, self.options.activation, dtype_of(node), graph=function)
+            inputs = (self.value(source), *map(self.plain, extras))
+            self.env[node] = self.emit(node.name, module, inputs)
+            self._remember_moments(node, module, inputs)
             note = self._activation_note()
         else:
-            affine = is_affine(node, source, self.random)
-            module = LinearisedRegion(function, affine)
-            note = "exact" if affine else "linearised as a whole"
-        self.env[node] = self.graph.call_module(
-            self._add_module(node.name, module), (self._value(source), *(self._value(e) for e in extras))
-        )
+            note = self._linearise(node, self._piece(node, [source], function), [source], extras)
+            note = "exact" if note == "exact" else "linearised as a whole"
         self._note(node, label, note)
+
+    def _by_own_jacobian(self, node: fx.Node) -> bool:
+        """Anything with a derivative, as a function of the nearest uncertain values."""
+        sources = self.sources(node)
+        piece, extras = self.piece(node)
+        self._note(node, "Jacobian", self._linearise(node, piece, sources, extras))
+        return True
+
+    def _linearise(self, node: fx.Node, piece: Piece, sources: list[fx.Node], extras: list[fx.Node]) -> str:
+        """Emit a piece as a function of independent values; returns what that assumes."""
+        if self.options.full:
+            module: nn.Module = Linearised(piece)
+        else:
+            apart = [s not in self.unbatched and keeps_apart(piece, s, sources, extras, self.traced) for s in sources]
+            module = LinearisedVariances(piece, apart)
+        inputs = (*map(self.value, sources), *map(self.plain, extras))
+        self.env[node] = self.emit(node.name, module, inputs)
+        if len(sources) == 1 and piece.affine[0] and self.options.full:
+            return "exact"
+        columns = sum(self._entries(s) for s in sources)
+        kept = "linearised by its own Jacobian" if self.options.full else "linearised by its own Jacobian, squared"
+        return f"{kept}: as much work as {columns} times the op"
+
+    def _entries(self, node: fx.Node) -> int:
+        """Of one sample."""
+        total = torch.Size(hint(s) for s in node.meta["val"].shape).numel()
+        return total if node in self.unbatched else max(total // self.traced.batch, 1)
+
+    def _correlate(self, node: fx.Node) -> None:
+        """Add what the covariances between the arguments of an op bring."""
+        new = self.joint.with_covariances(node, self.env[node])
+        if new is not self.env[node]:
+            step = self.env[node].meta.get("step")
+            self.env[node] = new
+            if step is not None:
+                self.steps.pop()
+                self._note_step(node, step.extended("covariance between its arguments kept"))
+
+    def sources(self, node: fx.Node) -> list[fx.Node]:
+        """The nearest uncertain values that are Gaussians."""
+        found: dict[fx.Node, None] = {}
+        for a in arguments(node):
+            if a in self.virtual or (a in self.random and isinstance(a.meta.get("val"), (tuple, list))):
+                found.update(dict.fromkeys(self.sources(a)))
+            elif a in self.random:
+                found[a] = None
+        return list(found)
+
+    def piece(self, node: fx.Node) -> tuple[Piece, list[fx.Node]]:
+        """The op of a node, with what it reads that is no Gaussian, as a function of `sources(node)`."""
+        sources = self.sources(node)
+        function, extras = cut(node, sources, self.random)
+        return self._piece(node, sources, function), extras
+
+    def _piece(self, node: fx.Node, sources: list[fx.Node], function: fx.GraphModule) -> Piece:
+        has_batch = node not in self.unbatched
+        rows = hint(node.meta["val"].shape[0]) if node.meta["val"].dim() else 1
+        pointwise = len(sources) == 1 and shape_of(sources[0]) == shape_of(node)
+        pointwise = pointwise and all(is_pointwise(n.target) for n in function.graph.nodes if n.op == "call_function")
+        merged = max(rows // self.traced.batch, 1) if has_batch else 1
+        return Piece(function, [s not in self.unbatched for s in sources], has_batch, merged, pointwise)
 
     def _build(self, node: fx.Node) -> bool:
         for build in reversed(BUILDERS.get(node.target, [])):
             site: Any = SiteOf(self, node)
             built: Built | None = build(site)
             if built is not None:
-                self.env[node] = self._emit(node, built.target, built.inputs)
+                self.env[node] = self._emit_built(node, built.target, built.inputs)
                 label = type(built.target).__name__ if isinstance(built.target, nn.Module) else built.target.__name__
                 self._note(node, label, built.note)
                 return True
         return False
 
-    def _emit(self, node: fx.Node, target: Any, inputs: tuple[Any, ...]) -> fx.Node:
+    def _emit_built(self, node: fx.Node, target: Any, inputs: tuple[Any, ...]) -> fx.Node:
         """Call a module or a function at run time; tensors among the inputs become buffers."""
         values = []
         names = list(inspect.signature(target.forward if isinstance(target, nn.Module) else target).parameters)
@@ -239,16 +332,16 @@ class Rewriter:
                 self.root.register_buffer(name, value)
                 values.append(self.graph.get_attr(name))
             else:
-                values.append(self._map(value))
+                values.append(map_arg(value, self.value))
         if isinstance(target, nn.Module):
-            return self.graph.call_module(self._add_module(node.name, target), tuple(values))
+            return self.emit(node.name, target, tuple(values))
         return self.graph.call_function(target, tuple(values))
 
     def _apply_function(self, node: fx.Node) -> bool:
         found = FUNCTIONS.get(node.target)
         if found is None:
             return False
-        self.env[node] = self.graph.call_function(found.function, self._map(node.args), self._map(node.kwargs))
+        self.env[node] = self.graph.call_function(found.function, *map_arguments(node, self.value, self.plain))
         if node.target is not operator.getitem:
             self._note(node, found.function.__name__, found.note)
         return True
@@ -261,10 +354,12 @@ class Rewriter:
         at = node.args.index(random[0])
         closed = CLOSED.get(node.target)
         if closed is not None and at == 0 and self.options.activation == "linearise":
-            self.env[node] = self.graph.call_function(closed, self._map(node.args), self._map(node.kwargs))
+            self.env[node] = self.graph.call_function(
+                closed, map_arg(node.args, self.value), map_arg(node.kwargs, self.value)
+            )
             self._note(node, "elementwise", self._activation_note())
             return True
-        graph, extras = region(node, random[0], self.random)
+        graph, extras = cut(node, [random[0]], self.random)
         if extras:
             module = elementwise(graph, self.options.activation, dtype_of(node), graph=graph)
         else:
@@ -272,27 +367,30 @@ class Rewriter:
             op = node.target if at == 0 else None
             settings = (node.args[1:], node.kwargs)
             module = elementwise(function, self.options.activation, dtype_of(node), op, settings, graph)
-        inputs = (self._value(random[0]), *(self._value(e) for e in extras))
-        self.env[node] = self.graph.call_module(self._add_module(node.name, module), inputs)
+        inputs = (self.value(random[0]), *(self.plain(e) for e in extras))
+        self.env[node] = self.emit(node.name, module, inputs)
+        self._remember_moments(node, module, inputs)
         self._note(node, "elementwise", self._activation_note())
         return True
+
+    def _remember_moments(self, node: fx.Node, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if isinstance(module, MomentMatched):
+            self.moments[node] = (module, inputs)
 
     def _delta(self, node: fx.Node) -> bool:
         if node.kwargs:
             return False
-        name = self._add_module(node.name, Delta(node.target))
-        self.env[node] = self.graph.call_module(name, self._map(node.args))
+        self.env[node] = self.emit(node.name, Delta(node.target), map_arg(node.args, self.value))
         self._note(node, "delta", "linearised in each argument, arguments independent")
         return True
 
     # -- values in the new graph
 
-    def _map(self, args: Any) -> Any:
-        return map_arg(args, self._value)
-
-    def _value(self, node: fx.Node) -> Any:
+    def value(self, node: fx.Node) -> Any:
         """The node that stands for `node`; constants and random parameters enter the graph when first used."""
         if node not in self.env:
+            if node in self.virtual:
+                raise AssertionError(f"{node} is no Gaussian")
             if node in self.random:
                 self.env[node] = self._random_parameter(node)
             else:
@@ -302,10 +400,17 @@ class Rewriter:
                 self.env[node] = self.graph.get_attr(self._add_buffer(node.name, value))
         return self.env[node]
 
-    def _mean(self, node: fx.Node) -> fx.Node:
+    def plain(self, node: fx.Node) -> Any:
+        """The node for the mean of an uncertain value, or for a plain value itself."""
+        if node not in self.random:
+            return self.value(node)
         if node.name in self.traced.constants:
             return self.graph.get_attr(self._add_buffer(node.name, self.traced.constants[node.name]))
-        return self.graph.call_function(mean_of, (self._value(node),))
+        if node in self.virtual:
+            if node not in self.env:
+                self.env[node] = self._copy(node)
+            return self.env[node]
+        return self.graph.call_function(mean_of, (self.value(node),))
 
     def _random_parameter(self, node: fx.Node) -> fx.Node:
         assert self.posterior is not None
@@ -315,7 +420,7 @@ class Rewriter:
             leaf = RandomParameter(mean, None, self.posterior.covariance(name))
         else:
             leaf = RandomParameter(mean, self.posterior.variance(name).reshape(mean.shape), None)
-        return self.graph.call_module(self._add_module(node.name, leaf))
+        return self.emit(node.name, leaf)
 
     def constant(self, arg: Any) -> Any:
         """Value of a node that depends on constants only (None otherwise)."""
@@ -344,19 +449,24 @@ class Rewriter:
 
     def _add_buffer(self, name: str, value: Tensor) -> str:
         name = f"constant_{name}"
-        self.root.register_buffer(name, value.detach().clone())
+        if not hasattr(self.root, name):
+            self.root.register_buffer(name, value.detach().clone())
         return name
 
-    def _add_module(self, name: str, module: nn.Module) -> str:
+    def emit(self, name: str, module: nn.Module, inputs: tuple[Any, ...] = ()) -> fx.Node:
+        """Call a module at run time."""
         name = f"{name}_rule"
         self.root.add_module(name, module)
-        return name
+        return self.graph.call_module(name, inputs)
 
     def _output(self, value: Any) -> Any:
         if not isinstance(value, fx.Node):
             return value
-        new = self._value(value)
-        if value in self.random or not is_float(value):
+        if value in self.virtual:
+            self.unsupported.append((value, "returns complex numbers: return torch.view_as_real of them"))
+            return None
+        new = self.value(value)
+        if value in self.random or not is_float(value) or is_complex(value):
             return new
         return self.graph.call_function(to_gaussian, (new,))
 
@@ -364,21 +474,9 @@ class Rewriter:
 
     def _check_full(self, node: fx.Node, random: list[fx.Node]) -> None:
         """Collect what the full structure cannot represent."""
-        batched = [r for r in random if r not in self.unbatched]
-        if not batched:
-            return
-        if mixes_samples(node, batched, self.traced.batch):
+        batched = [r for r in random if r not in self.unbatched and r not in self.virtual]
+        if batched and mixes_samples(node, batched, self.traced):
             self.unsupported.append((node, "mixes the samples of a batch, or moves the batch away from the front"))
-        elif len(random) > 1 and node.target == aten.einsum.default:
-            self.unsupported.append((node, "has two uncertain operands, for which full covariance has no rule"))
-        elif len(batched) < len(random) and not self._combines(node, batched):
-            self.unsupported.append((node, "combines a random parameter with an uncertain value: no full covariance"))
-
-    def _combines(self, node: fx.Node, batched: list[fx.Node]) -> bool:
-        """Whether a rule covers a parameter and a batched value together: layers, and whatever broadcasts."""
-        if node.target == aten.matmul.default:
-            return node.args[0] in batched and len(shape_of(node.args[1]) or ()) == 2
-        return node.target in BUILDERS or node.target in BROADCASTING or is_pointwise(node.target) or _joins(node)
 
     def _note(self, node: fx.Node, rule: str, note: str) -> None:
         value = node.meta.get("val")
@@ -388,7 +486,9 @@ class Rewriter:
         elif isinstance(value, (tuple, list)):
             shape = (f"{len(value)} parts",)
         structure = "none" if rule == "by mean" else self.options.covariance
-        step = Step(op_name(node.target), module_path(node), rule, structure, shape, note)
+        self._note_step(node, Step(op_name(node.target), module_path(node), rule, structure, shape, note))
+
+    def _note_step(self, node: fx.Node, step: Step) -> None:
         self.steps.append((node, step))
         self.env[node].meta["step"] = step
 
@@ -427,5 +527,21 @@ class Rewriter:
         return UnsupportedOpError("cannot streamline this model:\n" + "\n".join(lines) + "\n" + remedy)
 
 
-def _joins(node: fx.Node) -> bool:
-    return node.target in (aten.cat.default, aten.stack.default)
+def rewrite(traced: Traced, posterior: Posterior | None, options: Options) -> Streamlined:
+    """The streamlined network. An op whose rule turns out not to fit it is linearised by its own Jacobian instead."""
+    by_jacobian: set[fx.Node] = set()
+    while True:
+        rewriter = Rewriter(traced, posterior, options, by_jacobian)
+        net = rewriter.run()
+        failure = try_out(net.body, traced)
+        if failure is None:
+            return net
+        culprit = rewriter.owner.get(failure.node)
+        if culprit is None or culprit in by_jacobian:
+            where = culprit or failure.node
+            raise UnsupportedOpError(
+                f"cannot streamline this model:\n  {op_name(where.target)} at '{module_path(where)}' has no rule, and "
+                f"cannot be differentiated: {type(failure.error).__name__}: {failure.error}\nRegister a rule with "
+                "@propagauss.rule(torch.ops....), or leave the parameters before this op out of the posterior."
+            ) from failure.error
+        by_jacobian.add(culprit)

@@ -11,7 +11,7 @@ from propagauss.compress import compress
 from propagauss.errors import InputError
 from propagauss.network import Streamlined
 from propagauss.posterior.base import Posterior
-from propagauss.rewrite import Rewriter
+from propagauss.rewrite import rewrite
 from propagauss.rules.registry import Options
 from propagauss.trace import trace
 from propagauss.value_covariance import keep_value_covariance
@@ -71,7 +71,7 @@ def streamline(
     traced = trace(model, example, output, open_sequence=not options.full)
     if attention == "covariance" and covariance == "diagonal":
         keep_value_covariance(traced)
-    net = Rewriter(traced, posterior, options).run()
+    net = rewrite(traced, posterior, options)
     return compress(net, net.leaves(example), variance_tolerance) if variance_tolerance else net
 
 

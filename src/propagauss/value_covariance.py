@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from propagauss.fuse import region
+from propagauss.fuse import cut
 from propagauss.graph import hint
 from propagauss.patterns import AT_MEAN
 from propagauss.rules.attention import linear_after_attention
@@ -198,12 +198,8 @@ def _moved(node: fx.Node, source: fx.Node, entries: Tensor) -> Tensor:
     """`entries`, laid out as `source`, sent through the moves from there to `node`."""
     if node is source:
         return entries
-    function, extras = region(node, source, _moves_between(node, source))
+    function, extras = cut(node, [source], _moves_between(node, source))
     sizes = [hint(e.meta["val"]) if not isinstance(e.meta["val"], Tensor) else None for e in extras]
-    for inner in function.graph.nodes:
-        if inner.target == aten.view.default:
-            inner.target = aten.reshape.default
-    function.recompile()
     return function(entries, *sizes)
 
 

@@ -68,12 +68,15 @@ class MomentMatched(nn.Module):
         self.register_buffer("nodes", torch.tensor(nodes, dtype=dtype))
         self.register_buffer("weights", torch.tensor(weights / math.sqrt(2 * math.pi), dtype=dtype))
 
+    def moments(self, x: Gaussian, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """`E[g(x)]`, `Var[g(x)]`, `E[g'(x)]`"""
+        if self.closed is not None:
+            return self.closed(x.mean, x.variance, *self.settings[0], **self.settings[1])
+        return quadrature(lambda t: self.function(t, *rest), x.mean, x.variance, self.nodes, self.weights)
+
     def forward(self, x: Gaussian, *rest: Any) -> Gaussian:
         v = x.variance
-        if self.closed is not None:
-            mean, variance, slope = self.closed(x.mean, v, *self.settings[0], **self.settings[1])
-        else:
-            mean, variance, slope = quadrature(lambda t: self.function(t, *rest), x.mean, v, self.nodes, self.weights)
+        mean, variance, slope = self.moments(x, *rest)
         if not x.is_full:
             return Gaussian.diagonal(mean, variance)
         batch, n, _ = x.covariance.shape

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from propagauss.errors import PropagaussError
 from propagauss.posterior.base import Posterior
@@ -101,6 +102,26 @@ Builder = Callable[[Site], "Built | None"]
 MEAN_ONLY: dict[Op, tuple[int, ...]] = {}
 FUNCTIONS: dict[Op, FunctionRule] = {}
 BUILDERS: dict[Op, list[Builder]] = {}
+
+
+def fixed_positions(node: fx.Node) -> tuple[int, ...]:
+    """Positions of the arguments that the op of a node takes at their means."""
+    return MEAN_ONLY.get(node.target, ())
+
+
+def arguments(node: fx.Node) -> list[fx.Node]:
+    """The nodes that an op reads, without those it takes at their means; each once, in order."""
+    fixed = fixed_positions(node)
+    found: dict[fx.Node, None] = {}
+    map_arg(([a for i, a in enumerate(node.args) if i not in fixed], node.kwargs), lambda n: found.setdefault(n))
+    return list(found)
+
+
+def map_arguments(node: fx.Node, value: Callable[[fx.Node], Any], mean: Callable[[fx.Node], Any]) -> tuple[Any, Any]:
+    """Arguments of an op with its nodes replaced: by `mean` where it takes them at their means, else by `value`."""
+    fixed = fixed_positions(node)
+    args = tuple(map_arg(a, mean if i in fixed else value) for i, a in enumerate(node.args))
+    return args, map_arg(node.kwargs, value)
 
 
 def rule(*ops: Op, note: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -74,8 +74,18 @@ SPLITS = [
     aten.unbind.int,
 ]
 
+
 # a reshape where the op insists on strides that a stacked covariance does not have
-STRIDE_FREE = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+def as_complex(x: Tensor) -> Tensor:
+    """Pairs of numbers as complex ones, whatever their layout in memory."""
+    return torch.view_as_complex(x.contiguous())
+
+
+STRIDE_FREE = {
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,
+    aten.view_as_complex.default: as_complex,
+}
 # under a batch of covariance rows these must not see, or change, the memory layout
 _IDENTITY = {aten.contiguous.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default}
 

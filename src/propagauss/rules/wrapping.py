@@ -36,54 +36,6 @@ class InputStructure(nn.Module):
         return Gaussian.full(x.mean, x.covariance) if self.is_full else Gaussian.diagonal(x.mean, x.variance)
 
 
-class LinearisedRegion(nn.Module):
-    """Any deterministic function `f` of one Gaussian: `J C Jᵀ`, rows of `C` pushed through by forward derivatives.
-
-    An affine function needs none: `J t = f(t) - f(0)`.
-    """
-
-    def __init__(self, function: nn.Module, affine: bool):
-        super().__init__()
-        self.function = function
-        self.affine = affine
-
-    def forward(self, x: Gaussian, *extras: Any) -> Gaussian:
-        def f(t: Tensor) -> Tensor:
-            return self.function(t, *extras)
-
-        if self.affine:
-            offset = f(torch.zeros_like(x.mean))
-            return x.mapped(f(x.mean), lambda t: f(t) - offset)
-
-        def rows(t: Tensor) -> Tensor:  # the derivative outside the vectorisation: the other order cannot be exported
-            return torch.func.jvp(torch.vmap(f), (x.mean.expand_as(t).clone(),), (t,))[1]
-
-        return x.mapped_rows(f(x.mean), rows)
-
-
-class ParameterRegion(nn.Module):
-    """A linear function of a random parameter that makes it part of every sample, such as an embedding.
-
-    `C_b = J_b C J_bᵀ` with the rows of `J_b [n', n]` read off by sending unit vectors through the function.
-    """
-
-    def __init__(self, function: nn.Module):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Gaussian, *extras: Any) -> Gaussian:
-        def f(t: Tensor) -> Tensor:
-            return self.function(t, *extras)
-
-        mean = f(x.mean)
-        n = x.covariance.shape[-1]
-        units = torch.eye(n, dtype=x.dtype, device=x.device).reshape(n, *x.mean.shape)
-        batch, event = mean.shape[0], torch.Size(mean.shape[1:]).numel()
-        jacobian = torch.vmap(f)(units).reshape(n, batch, event)
-        half = torch.einsum("nm,mbl->nbl", x.covariance[0], jacobian)
-        return Gaussian.full(mean, torch.einsum("nbk,nbl->bkl", jacobian, half))
-
-
 class Pointwise(nn.Module):
     """One elementwise op as a function of its uncertain argument, the other arguments filled in."""
 

@@ -1,0 +1,174 @@
+"""The linear part of a function: `f(x + t) = f(x) + L t` for an affine `f`, as a graph that maps `t` to `L t`.
+
+Written out op by op rather than as `f(t) - f(0)`: a deviation that is small beside the constants of `f` would drown in
+rounding. What is not affine in its argument has no such graph, and is differentiated instead.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from propagauss.rules.shape import MOVES, SPLITS, as_complex
+
+aten = torch.ops.aten
+
+# no constant part: the op itself, applied to the deviation
+HOMOGENEOUS = {
+    *MOVES,
+    *SPLITS,
+    operator.getitem,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.mean.default,
+    aten.mean.dim,
+    aten.cumsum.default,
+    aten.neg.default,
+    aten.embedding.default,
+    aten.view_as_real.default,
+    as_complex,
+    aten.real.default,
+    aten.imag.default,
+    aten._fft_r2c.default,
+    aten._fft_c2c.default,
+    aten._fft_c2r.default,
+    aten.fft_fft.default,
+    aten.fft_ifft.default,
+    aten.fft_rfft.default,
+    aten.fft_irfft.default,
+    aten.fft_fft2.default,
+    aten.fft_ifft2.default,
+    aten.fft_rfft2.default,
+    aten.fft_irfft2.default,
+    aten.fft_fftn.default,
+    aten.fft_ifftn.default,
+    aten.fft_rfftn.default,
+    aten.fft_irfftn.default,
+}
+# linear in each factor, as long as only one of them deviates
+PRODUCTS = {
+    aten.mul.Tensor,
+    aten.mul.Scalar,
+    operator.mul,
+    aten.matmul.default,
+    aten.mm.default,
+    aten.bmm.default,
+    aten.mv.default,
+    aten.dot.default,
+    aten.einsum.default,
+}
+QUOTIENTS = {aten.div.Tensor, aten.div.Scalar, operator.truediv}
+# (input, weight, bias, ...)
+LAYERS = {
+    aten.linear.default,
+    aten.bilinear.default,
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+    aten.conv1d.padding,
+    aten.conv2d.padding,
+    aten.conv3d.padding,
+    aten.convolution.default,
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+}
+_SUMS = {aten.add.Tensor: 1, aten.add.Scalar: 1, operator.add: 1, aten.sub.Tensor: -1, aten.sub.Scalar: -1}
+_JOINS = {aten.cat.default, aten.concat.default, aten.stack.default}
+
+
+def linear_part(function: fx.GraphModule, at: int) -> fx.GraphModule | None:
+    """From `f(*values)`, affine in argument `at`, `L(t, *values)`; None if `f` is not known to be affine in it."""
+    graph, env, tangents = fx.Graph(), {}, {}
+    moving = graph.placeholder("tangent")
+    inputs = [n for n in function.graph.nodes if n.op == "placeholder"]
+    for i, node in enumerate(inputs):
+        env[node] = graph.placeholder(node.name)
+        if i == at:
+            tangents[node] = moving
+    for node in function.graph.nodes:
+        if node.op == "output":
+            if node.args[0] not in tangents:
+                return None
+            graph.output(tangents[node.args[0]])
+        elif node.op != "placeholder":
+            env[node] = graph.node_copy(node, env.__getitem__)
+            if any(a in tangents for a in node.all_input_nodes):
+                found = _tangent(graph, node, env, tangents)
+                if found is None:
+                    return None
+                tangents[node] = found
+    graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
+    return fx.GraphModule(function, graph)
+
+
+def _tangent(graph: fx.Graph, node: fx.Node, env: dict[Any, Any], tangents: dict[Any, Any]) -> Any:
+    """The deviation of one op's result, as a node of the new graph."""
+    target: Any = node.target
+    moved = [a for a in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(a, fx.Node) and a in tangents]
+
+    def swapped(skip: tuple[int, ...] = ()) -> fx.Node:
+        def each(a: fx.Node) -> Any:
+            return tangents.get(a, env[a])
+
+        args = tuple(None if i in skip else map_arg(a, each) for i, a in enumerate(node.args))
+        return graph.call_function(target, args, map_arg(node.kwargs, each))
+
+    def call(function: Callable[..., Any], *args: Any) -> fx.Node:
+        return graph.call_function(function, args)
+
+    if target in HOMOGENEOUS:
+        return swapped() if len(moved) == 1 and (node.args[0] is moved[0] or target not in _FIRST_ONLY) else None
+    if target in PRODUCTS:
+        return swapped() if len(moved) == 1 else None
+    if target in QUOTIENTS:
+        return swapped() if len(moved) == 1 and node.args[0] is moved[0] else None
+    if target in LAYERS:
+        bias = 3 if target == aten.bilinear.default else 2
+        if len(moved) == 1 and len(node.args) > bias and node.args[bias] is moved[0]:
+            return None  # a bias has a place of its own in each op: left to differentiation
+        return swapped((bias,)) if len(moved) == 1 else None
+    if target in _SUMS:
+        first, second = (tangents.get(a) if isinstance(a, fx.Node) else None for a in node.args[:2])
+        return call(_summed, env[node], first, second, _SUMS[target] * node.kwargs.get("alpha", 1))
+    if target == aten.rsub.Scalar:
+        return call(_negated, tangents[node.args[0]], node.args[2] if len(node.args) > 2 else 1)
+    if target in _JOINS:
+        parts = [tangents[p] if p in tangents else call(torch.zeros_like, env[p]) for p in node.args[0]]
+        return graph.call_function(target, (parts, *map_arg(node.args[1:], env.__getitem__)))
+    if target == aten.constant_pad_nd.default and len(moved) == 1:
+        return graph.call_function(target, (tangents[node.args[0]], map_arg(node.args[1], env.__getitem__), 0))
+    if target == aten.masked_fill.Scalar and node.args[0] in tangents:
+        return graph.call_function(target, (tangents[node.args[0]], env[node.args[1]], 0))
+    if target == aten.where.self and node.args[0] not in tangents:
+        branches = (tangents.get(a) if isinstance(a, fx.Node) else None for a in node.args[1:])
+        return call(_chosen, env[node], env[node.args[0]], *branches)
+    return None
+
+
+# the tangent of an index, say, would be no tangent at all
+_FIRST_ONLY = {*MOVES, *SPLITS, operator.getitem}
+
+
+def _summed(like: Tensor, first: Tensor | None, second: Tensor | None, factor: float) -> Tensor:
+    total = first
+    if second is not None:
+        second = second if factor == 1 else second * factor
+        total = second if first is None else first + second
+    assert total is not None
+    return total.expand(like.shape)
+
+
+def _negated(t: Tensor, factor: float) -> Tensor:
+    return -factor * t
+
+
+def _chosen(like: Tensor, condition: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor:
+    zero = torch.zeros((), dtype=like.dtype, device=like.device)
+    return torch.where(condition, zero if first is None else first, zero if second is None else second)
