@@ -82,7 +82,7 @@ def _differs(one: Tensor, other: Tensor, batch: int) -> bool:
 def _changed(value: Any, batch: int, generator: torch.Generator) -> Any:
     if isinstance(value, (tuple, list)):
         return [_changed(v, batch, generator) for v in value]
-    if not isinstance(value, Tensor) or value.numel() % batch or not value.numel():
+    if not isinstance(value, Tensor) or not _is_inexact(value) or value.numel() % batch or not value.numel():
         return value
     value = value.clone(memory_format=torch.contiguous_format)
     rows = value.view(batch, -1)
@@ -94,7 +94,7 @@ def _trial(node: fx.Node, known: Values, generator: torch.Generator, start: floa
     value = node.meta.get("val")
     if isinstance(value, (tuple, list)):
         return [_numbers(v, generator, start, width) for v in value]
-    if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
+    if isinstance(value, Tensor) and not _is_inexact(value):
         return known[node]
     return _numbers(value, generator, start, width)
 
@@ -112,7 +112,11 @@ def _numbers(value: Any, generator: torch.Generator, start: float, width: float)
 def _floats(result: Any) -> list[Tensor]:
     parts = result if isinstance(result, (tuple, list)) else [result]
     kept = [p for p in parts if isinstance(p, Tensor)]
-    return [torch.view_as_real(p) if p.is_complex() else p for p in kept if p.is_floating_point() or p.is_complex()]
+    return [torch.view_as_real(p) if p.is_complex() else p for p in kept if _is_inexact(p)]
+
+
+def _is_inexact(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 class Values:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from propagauss.graph import shape_of
+from propagauss.rules.attention import written_out
 from propagauss.rules.registry import arguments, map_arguments
 from propagauss.rules.shape import STRIDE_FREE
 
@@ -26,6 +27,10 @@ _UNTAGGED = {
     torch.ops.aten.selu.default,
     torch.ops.aten.celu.default,
 }
+
+
+# what can be vectorised and differentiated in place of an op that cannot
+DIFFERENTIABLE = STRIDE_FREE | {torch.ops.aten.scaled_dot_product_attention.default: written_out}
 
 
 class Chains:
@@ -93,7 +98,7 @@ def cut(
     for inner in inside:
         args, kwargs = map_arguments(inner, value, other)
         target: Any = inner.target
-        env[inner] = graph.call_function(STRIDE_FREE.get(target, target), args, kwargs)
+        env[inner] = graph.call_function(DIFFERENTIABLE.get(target, target), args, kwargs)
     graph.output(env[node])
     return fx.GraphModule(nn.Module(), graph), list(others)
 

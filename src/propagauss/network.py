@@ -107,8 +107,12 @@ class Streamlined(nn.Module):
 
     def from_leaves(self, leaves: list[Any]) -> Any:
         """The output for the tensors and Gaussians of a call in the order of `slots`, without its literals."""
-        outputs = self._whole(leaves) if self._at_once is None else self._in_chunks(leaves, self._at_once)
+        outputs = self.outputs(leaves)
         return outputs[0] if self._single_output else pytree.tree_unflatten(outputs, self._out_spec)
+
+    def outputs(self, leaves: list[Any]) -> tuple[Any, ...]:
+        """All outputs in a row, whatever structure the model returns them in."""
+        return self._whole(leaves) if self._at_once is None else self._in_chunks(leaves, self._at_once)
 
     def _whole(self, leaves: list[Any]) -> tuple[Any, ...]:
         return self.body.forward(*leaves)

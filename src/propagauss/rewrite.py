@@ -26,7 +26,6 @@ from propagauss.graph import (
     is_float,
     is_transpose,
     module_path,
-    nodes_in,
     op_name,
     shape_of,
 )
@@ -189,7 +188,7 @@ class Rewriter:
             return
         if self.options.full:
             self._check_full(node, random)
-        if source is not None and sum(n in self.random for n in nodes_in((node.args, node.kwargs))) > 1:
+        if source is not None and self._occurrences(node) > 1 and node not in self.by_jacobian:
             self._fused(node, source)
             return
         if not self._by_rule(node, random) and not self._by_own_jacobian(node):
@@ -205,6 +204,12 @@ class Rewriter:
             self.chains.start(node)  # a layer: its weight need not be held in a dense covariance
             return None
         return self.chains.link(node, random)
+
+    def _occurrences(self, node: fx.Node) -> int:
+        """How often uncertain values stand among the arguments of an op, one that stands there twice counted twice."""
+        found: list[fx.Node] = []
+        map_arguments(node, lambda a: found.append(a) or a, lambda a: a)
+        return sum(a in self.random for a in found)
 
     def _is_virtual(self, node: fx.Node) -> bool:
         """Whether the result cannot be a Gaussian: the ops that read it are then linearised together with this one."""

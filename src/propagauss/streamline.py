@@ -7,13 +7,15 @@ from typing import Any, Literal
 from torch import nn
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
+from propagauss.check import check_first_order
 from propagauss.compress import compress
 from propagauss.errors import InputError
+from propagauss.inputs import as_call
 from propagauss.network import Streamlined
 from propagauss.posterior.base import Posterior
 from propagauss.rewrite import rewrite
 from propagauss.rules.registry import Options
-from propagauss.trace import trace
+from propagauss.trace import flatten, trace
 from propagauss.value_covariance import keep_value_covariance
 
 _CHOICES = {
@@ -35,6 +37,7 @@ def streamline(
     normalisation: Literal["scale", "jacobian"] = "scale",
     output: str | None = None,
     variance_tolerance: float = 0.0,
+    check: bool = False,
 ) -> Streamlined:
     """Rewrite a trained model and a posterior over its parameters into a module that propagates Gaussians.
 
@@ -52,6 +55,8 @@ def streamline(
             fraction averaged over the example: layers then get their spreads by thin factors where that is enough
             (`compress`), at a fraction of the time and memory. Give real inputs as the example, a few dozen or more.
             0 is exact. For the diagonal structure; layers with a Kronecker or full posterior stay as they are.
+        check: compare the standard deviations with those of a few Jacobian products of the model on the example, and
+            warn where they are off by more than a factor of three. It costs a few dozen forward passes.
         output: which field of a dataclass or dict output to return; `logits` if there is one, else the whole output.
     """
     options = Options(covariance, activation, attention, normalisation)
@@ -72,6 +77,8 @@ def streamline(
     if attention == "covariance" and covariance == "diagonal":
         keep_value_covariance(traced)
     net = rewrite(traced, posterior, options)
+    if check:
+        check_first_order(net, traced, posterior, flatten(*as_call(example))[0])
     return compress(net, net.leaves(example), variance_tolerance) if variance_tolerance else net
 
 

@@ -198,7 +198,7 @@ def derivative(f: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor) -> Tensor
     try:
         value, backward = torch.func.vjp(many, points)
         return torch.func.vjp(lambda u: backward(u)[0], torch.zeros_like(value))[1](rows)[0]
-    except NotImplementedError:
+    except RuntimeError:
         value, backward = torch.func.vjp(f, x)
         units = torch.eye(value.numel(), dtype=value.dtype, device=value.device).reshape(-1, *value.shape)
         gradients = torch.stack([backward(unit)[0] for unit in units])

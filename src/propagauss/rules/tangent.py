@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from propagauss.rules.attention import written_out
 from propagauss.rules.shape import MOVES, SPLITS, as_complex
 
 aten = torch.ops.aten
@@ -127,6 +128,8 @@ def _tangent(graph: fx.Graph, node: fx.Node, env: dict[Any, Any], tangents: dict
         return swapped() if len(moved) == 1 and (node.args[0] is moved[0] or target not in _FIRST_ONLY) else None
     if target in PRODUCTS:
         return swapped() if len(moved) == 1 else None
+    if target is written_out:
+        return swapped() if len(moved) == 1 and node.args[2] is moved[0] else None
     if target in QUOTIENTS:
         return swapped() if len(moved) == 1 and node.args[0] is moved[0] else None
     if target in LAYERS:
