@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from propagauss.graph import is_float, nodes_in, shape_of
 from propagauss.patterns import AT_MEAN
@@ -44,7 +44,7 @@ def wanted_outputs(layer: fx.Node, wanted: set[fx.Node]) -> tuple[int, int] | No
     """
     node, width = layer, _width(layer)
     while True:
-        readers = [user for user in node.users if is_float(user)]
+        readers = [user for user in node.users if _reads(user)]
         if len(readers) != 1:
             return None
         (reader,) = readers
@@ -62,6 +62,13 @@ def wanted_outputs(layer: fx.Node, wanted: set[fx.Node]) -> tuple[int, int] | No
         return None
     found = (ends[min(read)] - sizes[min(read)], ends[max(read)])
     return None if found == (0, width) else found
+
+
+def _reads(user: fx.Node) -> bool:
+    """Whether a reader may ask for the variance: the output does, comparisons and sizes do not."""
+    values = user.meta.get("val")
+    parts = values if isinstance(values, (tuple, list)) else [values]
+    return user.op == "output" or is_float(user) or any(isinstance(v, Tensor) and v.is_complex() for v in parts)
 
 
 def _width(node: fx.Node) -> Any:

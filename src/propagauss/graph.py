@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
 
+from propagauss.errors import UnsupportedOpError
+
 aten = torch.ops.aten
+
+# what first gave a size that only the data decide: environment of the trace -> symbol -> "op at 'module'"
+_ORIGINS: WeakKeyDictionary[Any, dict[Any, str]] = WeakKeyDictionary()
 
 
 def module_path(node: fx.Node) -> str:
@@ -28,6 +37,51 @@ def nodes_in(arg: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     map_arg(arg, lambda n: found.append(n) or n)
     return found
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument of an op, however it was passed."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def reached(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes that depend on any of `sources`, these included."""
+    found = set(sources)
+    for node in graph.nodes:
+        if any(a in found for a in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def replace(program: ExportedProgram, old: fx.Node, new: fx.Node) -> None:
+    """Put `new` in the place of `old`, also where the program returns it."""
+    old.replace_all_uses_with(new)
+    program.graph_signature.replace_all_uses(old.name, new.name)
+    erase(old)
+
+
+def erase(node: fx.Node) -> None:
+    """Remove an op that nobody reads, and what only it read."""
+    inputs = node.all_input_nodes
+    node.graph.erase_node(node)
+    for source in inputs:
+        if not source.users and source.op in ("call_function", "get_attr"):
+            erase(source)
+
+
+def call(graph: fx.Graph, like: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new op at the place of `like`, with its result on the fake values of the arguments."""
+    node = graph.call_function(op, args, kwargs)
+    node.meta = dict(like.meta)
+    evaluate(node)
+    return node
+
+
+def evaluate(node: fx.Node) -> None:
+    """Work out the fake value of an op from those of its arguments."""
+    op: Any = node.target
+    args, kwargs = map_arg((node.args, node.kwargs), lambda a: a.meta["val"])  # type: ignore[misc]
+    node.meta["val"] = op(*args, **kwargs)  # type: ignore[misc]
 
 
 def is_assertion(target: Any) -> bool:
@@ -76,7 +130,34 @@ def depends(size: Any, symbols: set[Any]) -> bool:
 
 
 def hint(size: Any) -> int:
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+    """A size in the traced example; an error if only the data decide it."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    if free_unbacked_symbols(size):
+        raise UnsupportedOpError(_data_dependent(size))
+    return int(size.node.hint)
+
+
+def remember_origins(graph: fx.Graph) -> None:
+    """Note which op each size that depends on the data comes from, for the error that names it."""
+    for node in graph.nodes:
+        values = node.meta.get("val")
+        for value in values if isinstance(values, (tuple, list)) else [values]:
+            for size in getattr(value, "shape", ()):
+                if isinstance(size, torch.SymInt):
+                    known = _ORIGINS.setdefault(size.node.shape_env, {})
+                    for symbol in free_unbacked_symbols(size):
+                        known.setdefault(symbol, f"{op_name(node.target)} at '{module_path(node)}'")
+
+
+def _data_dependent(size: Any) -> str:
+    known = _ORIGINS.get(size.node.shape_env, {})
+    origins = sorted({known[s] for s in free_unbacked_symbols(size) if s in known}) or ["an op"]
+    return (
+        f"cannot streamline this model: {', '.join(origins)} gives a result whose size depends on the values of the "
+        "data, and what comes after it is uncertain. Select with torch.where or by multiplying with a mask, so that "
+        "sizes stay the same, or leave the parameters before and after it out of the posterior."
+    )
 
 
 def is_open(size: Any) -> bool:

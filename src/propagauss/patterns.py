@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
+
+from propagauss.graph import argument, is_float, shape_of
 
 aten = torch.ops.aten
 
@@ -40,20 +42,20 @@ _BETWEEN = {
 }
 
 
-def recognise(graph: fx.Graph) -> None:
-    """Rewrite and mark the graph in place."""
+def recognise(graph: fx.Graph, from_input: set[fx.Node]) -> None:
+    """Rewrite and mark the graph in place; `from_input` are the nodes that depend on the user's input."""
     for node in list(graph.nodes):
         if node.target == aten.mul.Tensor:
             _fold_rms_norm(graph, node)
-        elif node.target in _SOFTMAX and _comes_from_product(node) and _goes_to_product(node):
+        elif node.target in _SOFTMAX and _comes_from_product(node, from_input) and _goes_to_product(node):
             node.meta[AT_MEAN] = True
 
 
 def _fold_rms_norm(graph: fx.Graph, node: fx.Node) -> None:
     factors: Any = node.args
-    for x, root in (factors, factors[::-1]):
+    for x, root in (factors, factors[::-1]) if len(factors) == 2 else ():
         eps = _rms_epsilon(x, root)
-        if eps is None:
+        if eps is None or shape_of(x) != shape_of(node):
             continue
         with graph.inserting_before(node):
             new = graph.call_function(aten.rms_norm.default, (x, [int(x.meta["val"].shape[-1])], None, eps))
@@ -64,29 +66,50 @@ def _fold_rms_norm(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _rms_epsilon(x: Any, root: Any) -> float | None:
-    """`ε` if `root` is `rsqrt(mean(x², last dimension) + ε)`."""
-    if not (isinstance(x, fx.Node) and isinstance(root, fx.Node)) or root.target != aten.rsqrt.default:
+    """`ε` if `root` is `rsqrt(mean(x², last dimension, kept) + ε)`."""
+    if not _is(root, aten.rsqrt.default) or not isinstance(x, fx.Node):
         return None
     total: Any = root.args[0]
-    if total.target not in (aten.add.Tensor, aten.add.Scalar) or not isinstance(total.args[1], float):
+    if not _is(total, aten.add.Tensor, aten.add.Scalar) or total.kwargs or len(total.args) != 2:
         return None
-    mean: Any = total.args[0]
-    if mean.target != aten.mean.dim or list(mean.args[1]) not in ([-1], [x.meta["val"].dim() - 1]) or not mean.args[2]:
+    mean, eps = total.args
+    if not isinstance(eps, float) or not _is(mean, aten.mean.dim) or mean.kwargs.get("dtype") is not None:
         return None
-    square: Any = mean.args[0]
-    squared = (square.target == aten.pow.Tensor_Scalar and square.args[1] == 2) or square.target == aten.square.default
-    doubled = square.target == aten.mul.Tensor and square.args[0] is square.args[1]
-    return total.args[1] if (squared or doubled) and square.args[0] is x else None
+    dims, last = argument(mean, 1, "dim"), len(shape_of(x) or ()) - 1
+    if dims is None or list(dims) not in ([-1], [last]) or not argument(mean, 2, "keepdim", False):
+        return None
+    return eps if _is_square(mean.args[0], x) else None
 
 
-def _comes_from_product(node: fx.Node) -> bool:
-    """Whether the scores are, up to scaling and masking, a product of two values that depend on the input."""
-    current: Any = node.args[0]
-    while isinstance(current, fx.Node) and current.target in _BETWEEN:
-        operands = [a for a in current.all_input_nodes if _is_float(a)]
-        products = [a for a in operands if a.target in _BETWEEN or a.target in _PRODUCTS]
-        current = products[0] if products else None
-    return isinstance(current, fx.Node) and current.target in _PRODUCTS
+def _is_square(node: Any, x: fx.Node) -> bool:
+    if _is(node, aten.pow.Tensor_Scalar):
+        return node.args[0] is x and node.args[1] == 2
+    return (_is(node, aten.square.default) and node.args[0] is x) or (
+        _is(node, aten.mul.Tensor) and all(a is x for a in node.args)
+    )
+
+
+def _is(node: Any, *targets: Any) -> bool:
+    return isinstance(node, fx.Node) and node.target in targets
+
+
+def _comes_from_product(node: fx.Node, from_input: set[fx.Node]) -> bool:
+    """Whether the scores are, up to scaling and masking, a product of two values that depend on the input.
+
+    A product with a parameter is a linear layer: the softmax of that is no attention, as in a mixture of experts.
+    """
+    stack: list[fx.Node] = [a for a in node.all_input_nodes if is_float(a)]
+    while stack:
+        current = stack.pop()
+        if current.target in _PRODUCTS:
+            factors = current.args[1:3] if current.target == aten.baddbmm.default else current.args[:2]
+            if all(f in from_input for f in factors):
+                return True
+        if current.target in _BETWEEN:
+            stack.extend(a for a in current.all_input_nodes if is_float(a))
+        elif current.target == aten.baddbmm.default:  # what is added may be the product
+            stack.extend(a for a in current.args[:1] if isinstance(a, fx.Node))
+    return False
 
 
 def _goes_to_product(node: fx.Node) -> bool:
@@ -101,8 +124,3 @@ def _goes_to_product(node: fx.Node) -> bool:
         elif user.target in _BETWEEN:
             stack.extend((user, further) for further in user.users)
     return False
-
-
-def _is_float(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.is_floating_point()

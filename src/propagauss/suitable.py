@@ -8,18 +8,19 @@ import torch
 from torch import Tensor, fx, nn
 
 from propagauss.errors import InputError
-from propagauss.graph import module_path, op_name
+from propagauss.graph import argument, module_path, op_name
 
 aten = torch.ops.aten
 
 _TRAINING_FLAG = {
-    "aten::dropout": 2,
-    "aten::feature_dropout": 2,
-    "aten::alpha_dropout": 2,
-    "aten::feature_alpha_dropout": 2,
-    "aten::batch_norm": 5,
-    "aten::rrelu": 3,
+    "aten::dropout": (2, "train"),
+    "aten::feature_dropout": (2, "train"),
+    "aten::alpha_dropout": (2, "train"),
+    "aten::feature_alpha_dropout": (2, "train"),
+    "aten::batch_norm": (5, "training"),
+    "aten::rrelu": (3, "training"),
 }
+_RECURRENT = {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
 
 
 _TRAINING_OPS = {
@@ -36,11 +37,9 @@ def refuse_training(graph: fx.Graph) -> None:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         name = node.target._schema.name
-        at = _TRAINING_FLAG.get(name)
-        active = at is not None and len(node.args) > at and bool(node.args[at])
-        if "dropout" in name and active:
-            active = node.args[1] > 0
-        if ("batch_norm" in name and active and node.args[3] is None) or node.target in _NO_STATISTICS:
+        active = _is_training(node, name)
+        no_statistics = "batch_norm" in name and active and argument(node, 3, "running_mean") is None
+        if no_statistics or node.target in _NO_STATISTICS:
             raise InputError(
                 f"{op_name(node.target)} at '{module_path(node)}' has no running statistics and normalises by those of "
                 "the batch, so its samples are not independent: train with track_running_stats=True"
@@ -50,6 +49,18 @@ def refuse_training(graph: fx.Graph) -> None:
                 f"{op_name(node.target)} at '{module_path(node)}' is in training mode, where the output is random or "
                 "changes the model: call model.eval() first"
             )
+
+
+def _is_training(node: fx.Node, name: str) -> bool:
+    """Whether an op is told to be random, or to use the statistics of the batch."""
+    if name in _RECURRENT:  # dropout between layers
+        return bool(argument(node, 6, "train")) and _positive(argument(node, 5, "dropout")) and node.args[4] != 1
+    active = name in _TRAINING_FLAG and bool(argument(node, *_TRAINING_FLAG[name]))
+    return active and ("dropout" not in name or _positive(argument(node, 1, "p")))
+
+
+def _positive(p: Any) -> bool:
+    return not isinstance(p, (int, float)) or p > 0
 
 
 def check_dtypes(model: nn.Module, leaves: list[Any]) -> None:
@@ -66,9 +77,11 @@ def check_integers(graph: fx.Graph) -> None:
     """Tracing does not notice either when integers go where weights are multiplied."""
     for node in graph.nodes:
         if node.target in (aten.linear.default, aten.addmm.default, aten.conv2d.default):
-            x: Any = node.args[1] if node.target == aten.addmm.default else node.args[0]
-            if not x.meta["val"].is_floating_point():
+            at, name = (1, "mat1") if node.target == aten.addmm.default else (0, "input")
+            x: Any = argument(node, at, name)
+            value = x.meta.get("val") if isinstance(x, fx.Node) else x
+            if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
                 raise InputError(
-                    f"the example is {x.meta['val'].dtype} where {op_name(node.target)} at '{module_path(node)}' "
+                    f"the example is {value.dtype} where {op_name(node.target)} at '{module_path(node)}' "
                     "multiplies it with weights: convert it to the dtype of the model"
                 )

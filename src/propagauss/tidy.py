@@ -1,75 +1,133 @@
-"""Make an exported graph functional and plain: no in-place ops, no leftovers of indexing."""
+"""Make a functional graph plain: no leftovers of indexing, no identities, nothing that is undone at once."""
 
 from __future__ import annotations
 
+import operator
 import sys
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.fx.node import map_arg
 
-from propagauss.graph import shape_of
+from propagauss.graph import argument, call, dtype_of, replace, shape_of
 
 aten = torch.ops.aten
 
-
-def quietly(run: Callable[[], ExportedProgram]) -> ExportedProgram:
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        return run()
-
-
-def functional(program: ExportedProgram) -> ExportedProgram:
-    """Replace in-place ops. On a value without views the plain op does; otherwise PyTorch functionalises the graph."""
-    mutable = [n for n in program.graph.nodes if _is_mutable(n.target)]
-    if not mutable:
-        return program
-    if not all(_is_private(n) for n in mutable):
-        return quietly(lambda: program.run_decompositions({}))
-    graph = program.graph
-    for node in mutable:
-        plain = _out_of_place(node.target)
-        assert plain is not None
-        with graph.inserting_before(node):
-            new = graph.call_function(plain, node.args, node.kwargs)
-        new.meta = dict(node.meta)
-        later = set(_after(node))
-        node.args[0].replace_all_uses_with(new, delete_user_cb=lambda user, later=later: user in later)
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
-    return program
+# identities for us: `detach` stops gradients, but what it returns is as uncertain as what it takes
+_IDENTITIES = {
+    *(aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default),
+    *(aten.lift_fresh_copy.default, aten.positive.default),
+}
+_PERMUTATIONS = {aten.transpose.int, aten.permute.default, aten.swapaxes.default, aten.t.default, aten.mT.default}
 
 
 def tidied(program: ExportedProgram) -> ExportedProgram:
-    """Undo what functionalised indexing such as `x[:, 0] += 1` leaves behind.
+    """Undo what functionalised indexing such as `x[:, 0] += 1` leaves behind, and what has no effect.
 
-    That is `x[:]`, plain copies, and writes to a part of a tensor, which become a concatenation. Concatenations with
-    nothing go, too.
+    That is `x[:]`, plain copies, writes to a part of a tensor, which become a concatenation, concatenations with
+    nothing, identities, permutations that cancel, and parts of a stack.
     """
-    graph = program.graph
-    for node in list(graph.nodes):
-        new = None
-        if node.target == aten.copy.default and _alike(node, node.args[1]):
-            new = node.args[1]
-        elif node.target == aten.cat.default:
-            new = _only_part(node)
-        elif node.target == aten.slice.Tensor:
-            new = node.args[0] if _is_whole(*node.args[1:]) else None
-        elif node.target == aten.slice_scatter.default:
-            new = node.args[1] if _is_whole(*node.args[2:]) else _spliced(graph, node, *node.args)
-        elif node.target == aten.select_scatter.default:
-            base, source, dim, index = node.args
-            with graph.inserting_before(node):
-                row = _call(graph, node, aten.unsqueeze.default, source, dim)
-            new = _spliced(graph, node, base, row, dim, index, index + 1 or sys.maxsize)
-        if new is not None:
-            node.replace_all_uses_with(new)
-            graph.erase_node(node)
+    for node in list(program.graph.nodes):
+        if node.graph is program.graph and node.op == "call_function" and not node._erased:
+            new = _simpler(program.graph, node)
+            if new is not None:
+                replace(program, node, new)
     return program
+
+
+def _simpler(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """What a node may be replaced by, if there is anything."""
+    args: Any = node.args
+    if node.target in _IDENTITIES:
+        return args[0] if _alike(node, args[0]) else None
+    if node.target == aten.copy.default:
+        return args[1] if _alike(node, args[1]) else None
+    if node.target == aten.cat.default:
+        return _only_part(node)
+    if node.target == aten.slice.Tensor:
+        return args[0] if _is_whole(*args[1:]) else None
+    if node.target == aten.slice_scatter.default:
+        return args[1] if _is_whole(*args[2:]) else _spliced(graph, node, *args)
+    if node.target == aten.select_scatter.default:
+        base, source, dim, index = args
+        with graph.inserting_before(node):
+            row = call(graph, node, aten.unsqueeze.default, source, dim)
+        return _spliced(graph, node, base, row, dim, index, index + 1 or sys.maxsize)
+    if node.target in (aten.zero.default, aten.fill.Scalar, aten.fill.Tensor):
+        return _filled(graph, node)
+    if node.target in _PERMUTATIONS:
+        return _unmoved(graph, node)
+    return _part_of_stack(node)
+
+
+def _filled(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """`x.zero_()` and `x.fill_(c)` take only sizes from `x`."""
+    x: Any = node.args[0]
+    with graph.inserting_before(node):
+        if node.target == aten.zero.default:
+            return call(graph, node, aten.zeros_like.default, x)
+        value: Any = node.args[1]
+        if node.target == aten.fill.Scalar:
+            return call(graph, node, aten.full_like.default, x, value)
+        if dtype_of(value) != dtype_of(x):
+            return None
+        return call(graph, node, aten.add.Tensor, call(graph, node, aten.zeros_like.default, x), value)
+
+
+def _unmoved(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """The source of permutations that cancel, and `stack(x, 1)` for `stack(x, 0).transpose(0, 1)`."""
+    order, current = list(range(len(shape_of(node) or ()))), node
+    while current.target in _PERMUTATIONS:
+        step = _order(current)
+        if step is None:
+            return None
+        order, current = [step[i] for i in order], current.args[0]  # type: ignore[assignment]
+        if order == sorted(order):
+            return current
+    if current.target == aten.stack.default and len(order) > 1:
+        dim = argument(current, 1, "dim", 0) % len(order)
+        rest = [i for i in order if i != dim]
+        if rest == sorted(rest):
+            with graph.inserting_before(node):
+                return call(graph, node, aten.stack.default, current.args[0], order.index(dim))
+    return None
+
+
+def _order(node: fx.Node) -> list[int] | None:
+    """Which dimension of the input each dimension of the output is."""
+    n = len(shape_of(node) or ())
+    if node.target == aten.permute.default:
+        dims: Any = argument(node, 1, "dims")
+        return [d % n for d in dims]
+    if n < 2:
+        return None
+    first, second = (-2, -1) if node.target in (aten.t.default, aten.mT.default) else node.args[1:3]
+    order = list(range(n))
+    order[first], order[second] = order[second], order[first]  # type: ignore[index]
+    return order
+
+
+def _part_of_stack(node: fx.Node) -> fx.Node | None:
+    """`stack(x, d)[i]` along `d` is `x_i`, as in the last state of a recurrent layer."""
+    source: Any = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node):
+        return None
+    if node.target is operator.getitem and source.target == aten.unbind.int:
+        source, dim, index = source.args[0], argument(source, 1, "dim", 0), node.args[1]
+    elif node.target == aten.select.int:
+        dim, index = node.args[1:3]
+    elif node.target == aten.squeeze.dim:
+        dim, index = node.args[1], 0
+    else:
+        return None
+    if source.target != aten.stack.default or not isinstance(index, int):
+        return None
+    parts: Any = source.args[0]
+    along = argument(source, 1, "dim", 0) % len(shape_of(source) or (0,))
+    if dim % len(shape_of(source) or (0,)) != along or (node.target == aten.squeeze.dim and len(parts) > 1):
+        return None
+    return parts[index] if -len(parts) <= index < len(parts) else None
 
 
 def _only_part(node: fx.Node) -> fx.Node | None:
@@ -99,52 +157,11 @@ def _spliced(
     with graph.inserting_before(at):
         pieces = [part]
         if start not in (0, None):
-            pieces.insert(0, _call(graph, at, aten.slice.Tensor, base, dim, 0, start))
+            pieces.insert(0, call(graph, at, aten.slice.Tensor, base, dim, 0, start))
         if end is not None and end != sys.maxsize:
-            pieces.append(_call(graph, at, aten.slice.Tensor, base, dim, end, sys.maxsize))
-        return _call(graph, at, aten.cat.default, pieces, dim) if len(pieces) > 1 else part
-
-
-def _call(graph: fx.Graph, like: fx.Node, op: Any, *args: Any) -> fx.Node:
-    """A new op at the place of `like`, with its result on the fake values of the arguments."""
-    node = graph.call_function(op, args)
-    node.meta = dict(like.meta)
-    node.meta["val"] = op(*map_arg(args, lambda a: a.meta["val"]))
-    return node
+            pieces.append(call(graph, at, aten.slice.Tensor, base, dim, end, sys.maxsize))
+        return call(graph, at, aten.cat.default, pieces, dim) if len(pieces) > 1 else part
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:
     return shape_of(a) == shape_of(b) and a.meta["val"].dtype == b.meta["val"].dtype
-
-
-def _is_mutable(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
-
-
-def _out_of_place(target: Any) -> torch._ops.OpOverload | None:
-    packet = getattr(aten, target._schema.name.split("::")[1].removesuffix("_"), None)
-    overload = getattr(packet, target._overloadname, None)
-    return None if overload is None or overload is target else overload
-
-
-def _is_private(node: fx.Node) -> bool:
-    """Whether the value changed in place is an intermediate result that shares its memory with no other value."""
-    changed = node.args[0] if node.args else None
-    if not isinstance(changed, fx.Node) or changed.op != "call_function" or _out_of_place(node.target) is None:
-        return False
-    relatives = [changed, *changed.users, *node.users]
-    return not any(_is_view(n.target) for n in relatives if n.op == "call_function" and n is not node)
-
-
-def _is_view(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
-        return True  # operator.getitem and the like may hand on views
-    return any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
-
-
-def _after(node: fx.Node) -> list[fx.Node]:
-    found, current = [], node.next
-    while current.op != "root":
-        found.append(current)
-        current = current.next
-    return found
