@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -310,6 +311,68 @@ def test_batch_that_the_model_fixed() -> None:
     with pytest.raises(pg.InputError, match=r"takes \[4, 3\]"):
         net(X[:3])
     net(X)
+
+
+# -- inputs that are not finite, or whose squares are not
+
+
+def predictors(net: Any) -> dict[str, Callable[[Tensor], Any]]:
+    classifier, regressor = pg.Classifier(net), pg.Regressor(net, noise=0.1)
+    labels, targets = torch.zeros(4, dtype=torch.long), torch.zeros(4, 2)
+    return {
+        "classifier": classifier,
+        "log_probs": classifier.log_probs,
+        "mean_field": pg.Classifier(net, link="mean_field"),
+        "regressor": regressor,
+        "decompose": regressor.decompose,
+        "joint": regressor.joint,
+        "class scale": lambda x: classifier.fit_scale([(x, labels)], progress=False),
+        "regression scale": lambda x: regressor.fit_scale([(x, targets)], progress=False),
+    }
+
+
+PREDICTORS = list(predictors(lambda x: x))
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_huge_inputs_are_never_a_class(name: str, covariance: str) -> None:
+    """1e25 is finite in single precision, and so is what the model makes of it; the squares are not."""
+    model = mlp()
+    predict = predictors(pg.streamline(model, diagonal(model), X, covariance=covariance))[name]
+    x = X.clone()
+    x[1, 2] = -1e25
+    assert model(x).isfinite().all()
+    with pytest.raises(pg.InputError, match=r"variances of 1 of 4 samples.*1e\+25.*rescale.*double precision"):
+        predict(x)
+    predict(X)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_inputs_that_are_not_finite(name: str, value: float) -> None:
+    model = mlp()
+    x = X.clone()
+    x[2:, 0] = value
+    with pytest.raises(pg.InputError, match=r"means of 2 .*of 4 samples.*input itself has 2 values"):
+        predictors(pg.streamline(model, diagonal(model), X))[name](x)
+
+
+def test_posterior_so_wide_that_variances_overflow() -> None:
+    model = mlp()
+    posterior = pg.DiagonalPosterior({n: torch.full_like(p, 1e30) for n, p in model.named_parameters()})
+    with pytest.raises(pg.InputError, match=r"variances of 4 of 4.*prior precision"):
+        pg.Classifier(pg.streamline(model, posterior, X))(X)
+
+
+def test_values_are_not_read_while_compiling() -> None:
+    model = mlp()
+    classifier = pg.Classifier(pg.streamline(model, diagonal(model), X))
+    torch._dynamo.reset()
+    compiled = torch.compile(classifier.log_probs, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(X), classifier.log_probs(X))
+    one = torch.vmap(lambda x: classifier.log_probs(x[None])[0])(X)
+    torch.testing.assert_close(one, classifier.log_probs(X))
 
 
 # -- ops without a rule

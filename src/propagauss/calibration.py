@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
@@ -209,14 +210,7 @@ def _report(name: str, nlpd: Callable[[float], float], start: float, points: int
 def _latents(net: Any, loader: Iterable[Any], progress: bool) -> Iterable[tuple[Gaussian, Tensor]]:
     for x, y in batches(loader, device_of(net), "caching latents" if progress else None):
         with torch.no_grad():
-            latent = as_latent(call(net, x))
-        _finite(latent.mean)
-        if not latent.variance.isfinite().all():
-            raise InputError(
-                "variances of the latent are not finite: the posterior is so wide that they overflow (in a gated MLP "
-                "two random values are multiplied); use a larger prior precision, or posterior.scale(0.01), before "
-                "streamline"
-            )
+            latent = check_finite(as_latent(call(net, x)), x)
         yield latent, y
 
 
@@ -224,6 +218,40 @@ def _finite(mean: Tensor) -> Tensor:
     if not mean.isfinite().all():
         raise InputError("the net returned values that are not finite: check its inputs and its weights")
     return mean
+
+
+def check_finite(latent: Gaussian, inputs: Any) -> Gaussian:
+    """Refuse a latent that overflowed; `inputs` is what it was computed from. Nothing is read while tracing."""
+    if torch.compiler.is_compiling():
+        return latent
+    spread = latent.covariance if latent.is_full else latent.variance
+    try:  # sums are finite only if every entry is, and cost less than asking each
+        sound = math.isfinite(latent.mean.sum().item() + spread.sum().item())
+    except RuntimeError:  # values cannot be read under vmap, or from tensors without any
+        return latent
+    bad = {} if sound else {"mean": ~latent.mean.isfinite(), "variance": ~spread.isfinite()}
+    found = {name: int(each.reshape(each.shape[:1].numel(), -1).any(1).sum()) for name, each in bad.items()}
+    if any(found.values()):
+        raise InputError(_overflow(found, latent, inputs))
+    return latent
+
+
+def _overflow(found: dict[str, int], latent: Gaussian, inputs: Any) -> str:
+    """Which moments are not finite, for how many samples, what came in, and what to do."""
+    which = " and ".join(f"{name}s of {count}" for name, count in found.items() if count)
+    tensors = [t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
+    text = f"the net returned values that are not finite: {which} of {latent.shape[:1].numel()} samples"
+    broken = sum(int((~t.isfinite()).sum()) for t in tensors)
+    if broken:
+        return f"{text}, and the input itself has {broken} values that are not finite: remove or impute them"
+    if tensors:
+        text += f". The largest input is {max(t.abs().max().item() for t in tensors):.3g} in size"
+    return (
+        f"{text}. Variances need squares, which overflow early in {latent.dtype}: rescale or normalise the input, or "
+        "use double precision; if the input is of ordinary size, the posterior is so wide that variances overflow "
+        "(in a gated MLP two random values are multiplied): use a larger prior precision, or posterior.scale(0.01), "
+        "before streamline"
+    )
 
 
 def _double(t: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class MomentCarry(nn.Module):
         self.module = module
 
     def forward(self, matrix: Tensor, x: Gaussian, *rest: Any) -> Tensor:
-        slope = self.module.moments(x, *rest)[2]
+        slope = self.module.moments(x.mean, x.variance, *rest)[2]
         return slope.reshape(-1, matrix.shape[1], 1) * matrix
 
 

@@ -15,6 +15,7 @@ from torch.distributions import Categorical, MultivariateNormal, Normal
 
 from propagauss.calibration import (
     FitReport,
+    check_finite,
     check_noise,
     check_positive,
     class_spread,
@@ -55,8 +56,8 @@ class Likelihood(nn.Module):
         self.covariance_scale.fill_(value)
 
     def latent(self, *x: Any, **named: Any) -> Gaussian:
-        """The latent Gaussian, with the scale applied."""
-        return self._scaled(as_latent(call(self.net, *x, **named)))
+        """The latent Gaussian, with the scale applied; an error if it is not finite."""
+        return check_finite(self._scaled(as_latent(call(self.net, *x, **named))), (x, named))
 
     def export(self, path: str | os.PathLike[str], *, covariance: bool = False) -> Path:
         """Write the predictor as a torch.export archive (`.pt2`) or an ONNX graph (`.onnx`); returns the path.

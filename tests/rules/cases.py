@@ -67,6 +67,13 @@ def _matmul(means: list[Tensor], covariances: list[Tensor]) -> Tensor:
     return result.reshape(batch, i * j, i * j)
 
 
+def _gated(means: list[Tensor], covariances: list[Tensor]) -> Tensor:
+    """Of `a σ(b)` with independent halves and a linearised gate: `Var(a) σ'(b)² Var(b)`."""
+    first, second = covariances[0].diagonal(dim1=1, dim2=2).chunk(2, -1)
+    gate = torch.sigmoid(means[0].chunk(2, -1)[1])
+    return torch.diag_embed(first * second * (gate * (1 - gate)).square())
+
+
 W = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
 ROW = torch.linspace(0.5, 2, 4, dtype=torch.float64)
 MASK = torch.tensor([True, False, True, False])
@@ -141,7 +148,9 @@ ARITHMETIC = [
     Case("atan2", torch.atan2, PAIR, positive=True),
     Case("where", lambda x, y: torch.where(MASK, x, y), PAIR, exact=True),
     Case("where constant", lambda x: torch.where(MASK, x, 1.0), exact=True),
-    Case("glu", F.glu, second_order=None, structures=("diagonal",)),
+    Case("glu", F.glu, structures=("full",)),
+    Case("glu of the first", lambda x: F.glu(x, dim=1), ((4, 2),), structures=("full",)),
+    Case("glu of independent halves", F.glu, second_order=_gated, structures=("diagonal",)),
     Case("in-place", lambda x: (x + 0).add_(1).mul_(2), exact=True),
     Case("write to a column", lambda x: _write(x, 0), exact=True),
     Case("write to the last column", lambda x: _write(x, -1), exact=True),

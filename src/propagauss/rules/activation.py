@@ -10,16 +10,17 @@ first term of the Hermite series and never makes the covariance indefinite, sinc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
 from propagauss.gaussian import Gaussian
-from propagauss.rules.moments import MOMENTS, Moments, quadrature
+from propagauss.rules.borders import Borders
+from propagauss.rules.moments import MOMENTS, Moments, of_pieces
+from propagauss.rules.panels import BASE, legendre, quadrature
+from propagauss.rules.piecewise import as_pieces
 from propagauss.rules.slopes import UNARY, Derivative, as_slope, with_slope
 
 aten = torch.ops.aten
@@ -47,8 +48,12 @@ class Elementwise(nn.Module):
 
 
 class MomentMatched(nn.Module):
-    """An elementwise function through its first two moments: closed where known, else by Gauss-Hermite quadrature."""
+    """An elementwise function through its first two moments: in closed form where known, else by quadrature on panels.
 
+    With its graph, quadrature knows where the function jumps or has a kink; else it looks around zero only.
+    """
+
+    base: Tensor
     nodes: Tensor
     weights: Tensor
 
@@ -58,31 +63,43 @@ class MomentMatched(nn.Module):
         closed: Moments | None,
         settings: Settings,
         dtype: torch.dtype,
-        order: int = 64,
+        graph: fx.GraphModule | None = None,
     ):
         super().__init__()
         self.function = function
-        self.closed = closed
-        self.settings = settings
-        nodes, weights = np.polynomial.hermite_e.hermegauss(order)
-        self.register_buffer("nodes", torch.tensor(nodes, dtype=dtype))
-        self.register_buffer("weights", torch.tensor(weights / math.sqrt(2 * math.pi), dtype=dtype))
+        self.closed, self.settings = closed, settings
+        self.pieces = None if closed is not None or graph is None else as_pieces(graph)
+        if closed is None and self.pieces is None:
+            self.borders = Borders(graph)
+            self.register_buffer("base", torch.tensor(BASE, dtype=dtype))
+            for name, value in zip(("nodes", "weights"), legendre(dtype), strict=True):
+                self.register_buffer(name, value)
 
-    def moments(self, x: Gaussian, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """`E[g(x)]`, `Var[g(x)]`, `E[g'(x)]`"""
+    def moments(self, m: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """`E[g]`, `Var[g]` and `E[g']`."""
         if self.closed is not None:
-            return self.closed(x.mean, x.variance, *self.settings[0], **self.settings[1])
-        return quadrature(lambda t: self.function(t, *rest), x.mean, x.variance, self.nodes, self.weights)
+            return self.closed(m, v, *self.settings[0], **self.settings[1])
+        if self.pieces is None:
+            return quadrature(
+                lambda t: self.function(t, *rest),
+                (m, v),
+                (self.base, self.nodes, self.weights),
+                lambda *at: self.borders(*at, *rest),
+            )
+        return of_pieces(self.pieces, self.function, m, v)
 
     def forward(self, x: Gaussian, *rest: Any) -> Gaussian:
-        v = x.variance
-        mean, variance, slope = self.moments(x, *rest)
-        if not x.is_full:
-            return Gaussian.diagonal(mean, variance)
-        batch, n, _ = x.covariance.shape
-        carried = x.scaled(mean, slope).covariance
-        extra = (variance - slope.square() * v).clamp(min=0).reshape(batch, n)
-        return Gaussian.full(mean, carried + torch.diag_embed(extra))
+        return matched(x, *self.moments(x.mean, x.variance, *rest))
+
+
+def matched(x: Gaussian, mean: Tensor, variance: Tensor, slope: Tensor) -> Gaussian:
+    """The Gaussian with these moments; deviations in common with other entries go through the mean slope."""
+    if not x.is_full:
+        return Gaussian.diagonal(mean, variance)
+    batch, n, _ = x.covariance.shape
+    carried = x.scaled(mean, slope).covariance
+    extra = (variance - slope.square() * x.variance).clamp(min=0).reshape(batch, n)
+    return Gaussian.full(mean, carried + torch.diag_embed(extra))
 
 
 def elementwise(
@@ -98,7 +115,7 @@ def elementwise(
     `graph` is the same function op by op, for its derivative.
     """
     if mode == "moments":
-        return MomentMatched(function, MOMENTS.get(op), settings, dtype)
+        return MomentMatched(function, MOMENTS.get(op), settings, dtype, graph)
     return Elementwise(function, graph)
 
 

@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
-from propagauss.rules.registry import rule
+from propagauss.rules.activation import matched
+from propagauss.rules.moments import leaky_relu
+from propagauss.rules.moments import relu as positive_part
+from propagauss.rules.registry import Built, Site, builder, rule
 from propagauss.rules.slopes import partial_slope
 
 aten = torch.ops.aten
@@ -126,21 +129,72 @@ def prelu(x: Value, weight: Value) -> Gaussian:
     """`x` where positive, `w x` elsewhere; the slope may be random: `min(m, 0)² Var(w)`."""
     value, slope = mean_of(x), mean_of(weight)
     mean = aten.prelu(value, slope)
-    lift = (1, -1, *[1] * (mean.dim() - 2)) if mean.dim() > 1 else (-1,)
     parts = []
     if isinstance(x, Gaussian):
-        parts.append(
-            x.scaled(mean, torch.where(value > 0, torch.ones_like(value), slope.reshape(lift).expand_as(value)))
-        )
+        below = slope.reshape(_per_channel(mean)).expand_as(value)
+        parts.append(x.scaled(mean, torch.where(value > 0, torch.ones_like(value), below)))
     if isinstance(weight, Gaussian):
-        lifted = weight.mapped(slope.reshape(lift), lambda t: t.reshape(lift)).expanded(mean.shape)
-        parts.append(lifted.scaled(mean, value.clamp(max=0)))
+        parts.append(_widened(weight, mean).scaled(mean, value.clamp(max=0)))
     return independent_sum(mean, parts)
 
 
-@rule(aten.glu.default, note="halves taken as independent; gate linearised")
+def matched_prelu(x: Value, weight: Value) -> Gaussian:
+    """`relu(x) + w n(x)`, `n(x) = min(x, 0)`, through its first two moments; a random slope is independent of x.
+
+    `Var = Var[relu(x) + E[w] n(x)] + Var(w) (E[n]² + Var[n])`: exact moments of every entry.
+    """
+    if not isinstance(x, Gaussian):
+        return prelu(x, weight)
+    slope = mean_of(weight).reshape(_per_channel(x.mean))
+    fixed = matched(x, *leaky_relu(x.mean, x.variance, slope))
+    if not isinstance(weight, Gaussian):
+        return fixed
+    mean, variance, share = positive_part(-x.mean, x.variance)
+    negative = matched(x, -mean, variance, share)
+    wide = _widened(weight, x.mean)
+    crossed = (
+        Gaussian.full(x.mean, wide.covariance * negative.covariance)
+        if x.is_full
+        else Gaussian.diagonal(x.mean, wide.variance * negative.variance)
+    )
+    return independent_sum(fixed.mean, [fixed, wide.scaled(x.mean, negative.mean), crossed])
+
+
+@builder(aten.prelu.default)
+def build_prelu(site: Site) -> Built | None:
+    if site.options.activation != "moments":
+        return None
+    return Built(matched_prelu, site.args, "first two moments matched")
+
+
+def _per_channel(x: Tensor) -> tuple[int, ...]:
+    """The shape that gives a vector of channels to every place of `x [B, C, ...]`."""
+    return (1, -1, *[1] * (x.dim() - 2)) if x.dim() > 1 else (-1,)
+
+
+def _widened(weight: Gaussian, x: Tensor) -> Gaussian:
+    """One random slope per channel, at every place of `x`."""
+    shape = _per_channel(x)
+    return weight.mapped(weight.mean.reshape(shape), lambda t: t.reshape(shape)).expanded(x.shape)
+
+
+@rule(aten.glu.default, note="gate linearised; the variances of its halves as independent, a joint covariance whole")
 def glu(x: Gaussian, dim: int = -1) -> Gaussian:
-    """`a σ(b)` for the two halves `a, b` of x."""
-    first, second = (x.mapped(m, lambda t, i=i: t.chunk(2, dim)[i]) for i, m in enumerate(x.mean.chunk(2, dim)))
-    gate = torch.sigmoid(second.mean)
-    return multiply(first, second.scaled(gate, gate * (1 - gate)))
+    """`a σ(b)` for the two halves `a, b` of x.
+
+    full:      `J C Jᵀ` with `J t = σ(b) t_a + a σ'(b) t_b`: exact to first order.
+    diagonal:  different entries are independent, and so are the halves: the product of two Gaussians.
+    """
+    a, b = x.mean.chunk(2, dim)
+    gate = torch.sigmoid(b)
+    rise = gate * (1 - gate)
+    if x.is_full:
+        slope = a * rise
+
+        def linear(t: Tensor) -> Tensor:
+            first, second = t.chunk(2, dim)
+            return gate * first + slope * second
+
+        return x.mapped(a * gate, linear)
+    first, second = x.variance.chunk(2, dim)
+    return multiply(Gaussian.diagonal(a, first), Gaussian.diagonal(gate, second * rise.square()))

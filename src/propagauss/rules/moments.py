@@ -1,4 +1,4 @@
-"""First two moments of `g(x)`, `x ~ N(m, v)`: closed forms, and Gauss-Hermite quadrature for everything else.
+"""First two moments of `g(x)`, `x ~ N(m, v)`, in closed form; `panels.py` has a quadrature for everything else.
 
 Each function returns `E[g(x)]`, `Var[g(x)]` and `E[g'(x)]`. At zero variance they reduce to `g(m)`, 0, `g'(m)`.
 """
@@ -12,29 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from propagauss.rules.pieces import Pieces, below, wide
+from propagauss.rules.piecewise import PIECES
+
 aten = torch.ops.aten
 Moments = Callable[..., tuple[Tensor, Tensor, Tensor]]
-
-
-def quadrature(
-    g: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, nodes: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`E[f] = Σ_k w_k f(m + √v z_k)`; `E[g'] = E[z g] / √v` (Stein). Good for smooth `g`, some 1e-2 at kinks.
-
-    Below a floor, where the nodes would collapse onto the mean, moments are extrapolated linearly in `v`.
-    """
-    lift = (slice(None), *[None] * m.dim())
-    z, w = nodes[lift], weights[lift]
-    floor = torch.finfo(m.dtype).eps * (1 + m.detach().square())
-    wide = v.maximum(floor)
-    ratio, s = v / wide, wide.sqrt()
-    values = g(m + s * z)  # [K, *m.shape]
-    centre = g(m)
-    mean = (w * values).sum(0)
-    deviation = values - mean
-    variance = (w * deviation.square()).sum(0)
-    slope = (w * z * deviation).sum(0) / s
-    return centre + ratio * (mean - centre), ratio * variance, slope
 
 
 def relu(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,7 +26,7 @@ def relu(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     s = _root(v)
     alpha = (m / s).clamp(-1e3, 1e3)  # far beyond where all terms are 0 or 1; squares must not overflow
-    cdf, tail, pdf = torch.special.ndtr(alpha), torch.special.ndtr(-alpha), _pdf(alpha)
+    cdf, tail, pdf = below(alpha), below(-alpha), _pdf(alpha)
     ratio = cdf + alpha * alpha * cdf * tail + alpha * pdf * (tail - cdf) - pdf * pdf
     return m * cdf + s * pdf, v * ratio.clamp(min=0), cdf
 
@@ -56,16 +38,27 @@ def leaky_relu(m: Tensor, v: Tensor, negative_slope: float = 0.01) -> tuple[Tens
     return a * m + b * mean, a * a * v + b * b * variance + 2 * a * b * v * cdf, a + b * cdf
 
 
-def clip(m: Tensor, v: Tensor, min_val: float = -1, max_val: float = 1) -> tuple[Tensor, Tensor, Tensor]:
+def clip(m: Tensor, v: Tensor, min: float | None = None, max: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """`g = l + r(x - l) - r(x - u)`, `r` the ReLU: `Var = Var[r(x - l)] - Var[r(x - u)] - 2 E[r(x - u)] E[u - g]`.
 
-    `E[u - g] = E[r(u - x)] - E[r(l - x)]`: every term is small where it should be, so that nothing large cancels.
+    `E[u - g] = E[r(u - x)] - E[r(l - x)]`: every term is small where it should be, so that nothing large cancels; in
+    double precision, since the limits may be much closer to each other than a standard deviation.
     """
-    low, low_variance, low_cdf = relu(m - min_val, v)
-    high, high_variance, high_cdf = relu(m - max_val, v)
-    short = relu(max_val - m, v)[0] - relu(min_val - m, v)[0]
+    if min is None or max is None or not (-math.inf < min < max < math.inf):
+        return _of_op(aten.clamp.default)(m, v, min, max)
+    at, by = wide(m), wide(v)
+    low, low_variance, low_cdf = relu(at - min, by)
+    high, high_variance, high_cdf = relu(at - max, by)
+    short = relu(max - at, by)[0] - relu(min - at, by)[0]
     variance = (low_variance - high_variance - 2 * high * short).clamp(min=0)
-    return torch.where(m > max_val, max_val - short, min_val + low - high), variance, low_cdf - high_cdf
+    mean = torch.where(at > max, max - short, min + low - high)
+    return mean.to(m.dtype), variance.to(m.dtype), (low_cdf - high_cdf).to(m.dtype)
+
+
+def hardsigmoid(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`g = (clip(x, -3, 3) + 3) / 6`"""
+    mean, variance, slope = clip(m, v, -3.0, 3.0)
+    return (mean + 3) / 6, variance / 36, slope / 6
 
 
 def absolute(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,11 +89,33 @@ def square(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return m * m + v, 2 * v * v + 4 * m * m * v, 2 * m
 
 
-MOMENTS: dict[Any, Moments] = {
+def of_pieces(
+    pieces: Pieces, function: Callable[[Tensor], Tensor], m: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a piecewise polynomial, which is also `function`."""
+    mean, variance, slope = pieces.moments(m, v)
+    if pieces.jumps:  # pieces do not say which of them a knot belongs to
+        mean = torch.where(v > 0, mean, function(m))
+    return mean, variance, slope
+
+
+def _of_op(op: Any) -> Moments:
+    """Of an op that is a piecewise polynomial; its settings say which."""
+
+    def moments(m: Tensor, v: Tensor, *settings: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return of_pieces(PIECES[op](*settings, **named), lambda t: op(t, *settings, **named), m, v)
+
+    return moments
+
+
+MOMENTS: dict[Any, Moments] = {op: _of_op(op) for op in PIECES} | {
     aten.relu.default: relu,
     aten.leaky_relu.default: leaky_relu,
-    aten.hardtanh.default: clip,
+    aten.rrelu.default: lambda m, v, lower=1 / 8, upper=1 / 3, *_: leaky_relu(m, v, (lower + upper) / 2),
+    aten.hardtanh.default: lambda m, v, min_val=-1, max_val=1: clip(m, v, min_val, max_val),
     aten.relu6.default: lambda m, v: clip(m, v, 0, 6),
+    aten.clamp.default: clip,
+    aten.hardsigmoid.default: hardsigmoid,
     aten.abs.default: absolute,
     aten.exp.default: exp,
     aten.sin.default: sin,
