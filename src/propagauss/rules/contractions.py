@@ -14,7 +14,7 @@ from torch import Tensor
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.rules.arithmetic import divide, independent_sum, multiply
 from propagauss.rules.linear import matmul
-from propagauss.rules.products import Letters, Value, product, reshaped
+from propagauss.rules.products import Letters, Value, product, reshaped, stretched
 from propagauss.rules.registry import rule
 from propagauss.rules.shape import _named
 
@@ -28,7 +28,7 @@ def inner(x: Value, y: Value) -> Gaussian:
     a, b = mean_of(x), mean_of(y)
     mean = torch.mv(a, b) if (a.dim(), b.dim()) == (2, 1) else torch.inner(a, b)
     if not a.dim() or not b.dim():
-        return multiply(x, y).with_mean(mean)
+        return multiply(stretched(x, mean.shape), stretched(y, mean.shape)).with_mean(mean)
     left, right = list(range(2, a.dim() + 1)), list(range(a.dim() + 1, a.dim() + b.dim()))
     return product([x, y], [[*left, 1], [*right, 1]], [*left, *right], mean)
 
@@ -36,7 +36,8 @@ def inner(x: Value, y: Value) -> Gaussian:
 @rule(aten.linalg_vecdot.default, note=NOTE)
 def vecdot(x: Value, y: Value, *, dim: int = -1) -> Gaussian:
     mean = torch.linalg.vecdot(mean_of(x), mean_of(y), dim=dim)
-    return multiply(x, y).mapped(mean, lambda t: t.sum(dim))
+    shape = torch.broadcast_shapes(mean_of(x).shape, mean_of(y).shape)
+    return multiply(stretched(x, shape), stretched(y, shape)).mapped(mean, lambda t: t.sum(dim))
 
 
 @rule(aten.outer.default, aten.ger.default, note=NOTE)
@@ -77,7 +78,7 @@ def bilinear(input1: Value, input2: Value, weight: Value, bias: Value | None = N
     if any(isinstance(x, Gaussian) for x in (input1, input2, weight)):
         terms.append(product([input1, input2, weight], names, [*dots, 0], mean))
     if isinstance(bias, Gaussian):
-        terms.append(bias.expanded(mean.shape))
+        terms.append(stretched(bias, mean.shape))
     return independent_sum(mean, terms)
 
 
@@ -130,7 +131,7 @@ def _accumulated(base: Any, both: Gaussian | Tensor, mean: Tensor, beta: float, 
         parts.append(base if beta == 1 else multiply(base, beta))
     if not parts:  # β = 0 leaves the base out altogether
         parts.append(base.scaled(base.mean, torch.zeros_like(base.mean)))
-    return independent_sum(mean, [p.expanded(mean.shape) for p in parts])
+    return independent_sum(mean, [stretched(p, mean.shape) for p in parts])
 
 
 def _adds(op: Any, letters: list[Letters], result: Letters) -> Any:
@@ -161,15 +162,21 @@ def addmm(base: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Ga
     return _accumulated(base, both, mean, beta, alpha)
 
 
+def _of_both(rule: Any, x: Any, y: Any, mean: Tensor) -> Any:
+    if isinstance(x, Gaussian) or isinstance(y, Gaussian):
+        return rule(stretched(x, mean.shape), stretched(y, mean.shape))
+    return None
+
+
 @rule(aten.addcmul.default, note="independent terms and factors: exact moments")
 def addcmul(base: Any, x: Any, y: Any, *, value: float = 1) -> Gaussian:
     mean = torch.addcmul(*(mean_of(v) for v in (base, x, y)), value=value)
-    both: Any = multiply(x, y) if isinstance(x, Gaussian) or isinstance(y, Gaussian) else None
+    both = _of_both(multiply, x, y, mean)
     return _accumulated(base, both, mean, 1, value)
 
 
 @rule(aten.addcdiv.default, note="independent terms; linearised in the divisor")
 def addcdiv(base: Any, x: Any, y: Any, *, value: float = 1) -> Gaussian:
     mean = torch.addcdiv(*(mean_of(v) for v in (base, x, y)), value=value)
-    both: Any = divide(x, y) if isinstance(x, Gaussian) or isinstance(y, Gaussian) else None
+    both = _of_both(divide, x, y, mean)
     return _accumulated(base, both, mean, 1, value)

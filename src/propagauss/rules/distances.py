@@ -13,7 +13,7 @@ from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.rules.arithmetic import independent_sum
-from propagauss.rules.products import Value
+from propagauss.rules.products import Value, stretched
 from propagauss.rules.reductions import norm_slope, reduced
 from propagauss.rules.registry import rule
 
@@ -30,7 +30,7 @@ def cosine_similarity(x1: Value, x2: Value, dim: int = 1, eps: float = 1e-8) -> 
     parts = []
     for own, other in ((x1, x2), (x2, x1)):
         if isinstance(own, Gaussian):
-            wide = own.expanded(shape)
+            wide = stretched(own, shape)
             size = wide.mean.norm(dim=dim, keepdim=True)
             length = size.clamp(min=eps)
             partner = mean_of(other) / mean_of(other).norm(dim=dim, keepdim=True).clamp(min=eps)
@@ -46,7 +46,7 @@ def pairwise_distance(x1: Value, x2: Value, p: float = 2.0, eps: float = 1e-6, k
     mean = torch.pairwise_distance(a, b, p, eps, keepdim)
     apart = a - b + eps
     slope = norm_slope(apart, apart.norm(p, -1, True), p, [-1])
-    parts = [x.expanded(apart.shape) for x in (x1, x2) if isinstance(x, Gaussian)]
+    parts = [stretched(x, apart.shape) for x in (x1, x2) if isinstance(x, Gaussian)]
     return independent_sum(mean, [reduced(x, mean, slope, [-1], keepdim) for x in parts])
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
+from propagauss.rules.products import stretched
 from propagauss.rules.registry import MEAN_ONLY, rule
 
 aten = torch.ops.aten
@@ -41,7 +42,7 @@ MEAN_ONLY[aten.copy.default] = MEAN_ONLY[aten.fill.Tensor] = (0,)
 def copy(to: Gaussian | Tensor, source: Gaussian, non_blocking: bool = False) -> Gaussian:
     """The numbers of `source`, in the shape and the type of `to`."""
     like = mean_of(to)
-    return source.to(dtype=like.dtype).expanded(like.shape)
+    return stretched(source.to(dtype=like.dtype), like.shape)
 
 
 def certain(mean: Tensor, like: Gaussian) -> Gaussian:

@@ -114,7 +114,7 @@ def _sum(tensors: list[Tensor], names: list[Letters], result: Letters) -> Tensor
 def einsum(equation: str, operands: Sequence[Value], **kwargs: Any) -> Gaussian:
     values = [mean_of(x) for x in operands]
     names, result = _read(equation, values)
-    return product(operands, names, result, torch.einsum(equation, *values))
+    return product(operands, names, result, aten.einsum(equation, values, **kwargs))
 
 
 def _read(equation: str, values: list[Tensor]) -> tuple[list[Letters], Letters]:
@@ -144,6 +144,13 @@ def _without_copies(operands: Sequence[Value], names: list[Letters]) -> tuple[li
         squeezed.append(reshaped(x, shape) if drop else x)
         kept.append([c for d, c in enumerate(n) if d not in drop])
     return squeezed, kept
+
+
+def stretched(x: Any, shape: Sequence[Any]) -> Any:
+    """Broadcast within each sample, or where there are no samples at all (`Gaussian.expanded` also makes samples)."""
+    if not isinstance(x, Gaussian) or x.shape == torch.Size(shape):
+        return x
+    return x.mapped(x.mean.expand(shape), lambda t: t.expand(shape))
 
 
 def reshaped(x: Value, shape: Sequence[Any]) -> Value:

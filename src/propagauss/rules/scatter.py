@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
-from propagauss.rules.arithmetic import independent_sum
+from propagauss.rules.arithmetic import independent_sum, where
+from propagauss.rules.products import stretched
 from propagauss.rules.registry import Built, Site, builder, call, named, rule
 from propagauss.rules.shape import _named
 
@@ -57,9 +58,7 @@ def _written(op: Any, *settings: Any) -> Callable[..., Gaussian]:
 
 for _op, *_settings in (
     (aten.masked_fill.Scalar, ("self",), ("value",)),
-    (aten.masked_fill.Tensor, ("self", "value")),
     (aten.index_fill.int_Scalar, ("self",), ("value",)),
-    (aten.index_fill.int_Tensor, ("self", "value")),
     (aten.index_copy.default, ("self", "source")),
     (aten.index_add.default, ("self", "source"), (), "alpha"),
     (aten.scatter.value, ("self",), ("value",)),
@@ -70,6 +69,19 @@ for _op, *_settings in (
     (aten.diagonal_scatter.default, ("self", "src")),
 ):
     rule(_op, note=NOTE)(_written(_op, *_settings))
+
+
+@rule(aten.masked_fill.Tensor, note=NOTE)
+def masked_fill(x: Any, mask: Tensor, value: Any) -> Gaussian:
+    mean = torch.masked_fill(mean_of(x), mask, mean_of(value))
+    # not the op itself, which is slow on many covariance rows
+    return where(mask, stretched(value, mean.shape), stretched(x, mean.shape)).with_mean(mean)
+
+
+@rule(aten.index_fill.int_Tensor, note=NOTE)
+def index_fill(x: Any, dim: int, index: Tensor, value: Any) -> Gaussian:
+    # by a mask: the op itself is wrong for many values at once (torch.vmap, 2.13)
+    return masked_fill(x, torch.zeros_like(mean_of(x), dtype=torch.bool).index_fill(dim, index, True), value)
 
 
 # -- writes that depend on a setting

@@ -174,9 +174,16 @@ JOINS = [
 ]
 
 
+def _columns(tensors: list[Tensor]) -> Tensor:
+    """`column_stack`, which cannot be run on many covariance rows."""
+    return torch.cat([t.reshape(t.numel(), 1) if t.dim() < 2 else t for t in tensors], 1)
+
+
 def _joining(op: Any) -> Callable[..., Gaussian]:
+    inner: Any = _columns if op is aten.column_stack.default else op
+
     def join(tensors: Sequence[Gaussian | Tensor], *args: Any, **kwargs: Any) -> Gaussian:
-        return _join(lambda each: op(each, *args, **kwargs), tensors)
+        return _join(lambda each: inner(each, *args, **kwargs), tensors)
 
     return _named(join, op)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.precision import in_full_precision
 from propagauss.rules.arithmetic import independent_sum
-from propagauss.rules.products import Value
+from propagauss.rules.products import Value, stretched
 from propagauss.rules.reductions import reduced
 from propagauss.rules.registry import Built, Site, builder, named, rule
 
@@ -52,7 +52,7 @@ def _weight_norm(v: Value, g: Value, dim: int) -> tuple[Gaussian, Any]:
         )
         norm = reduced(v, size, unit, dims, True)
     if isinstance(g, Gaussian):
-        parts.append(g.expanded(mean.shape).scaled(mean, unit))
+        parts.append(stretched(g, mean.shape).scaled(mean, unit))
     return independent_sum(mean, parts), norm
 
 
