@@ -234,7 +234,8 @@ NORMALISATION = [
     Case("batch_norm of sequences", lambda x: F.batch_norm(x, ROW - 1, ROW), ((4, 2),), exact=True),
 ]
 
+from rules.cases_ops import OPS  # noqa: E402 (it needs Case)
 from rules.cases_transformer import TRANSFORMER  # noqa: E402 (it needs Case)
 from rules.cases_vision import VISION  # noqa: E402 (it needs Case)
 
-CASES = [*ELEMENTWISE, *FUSED, *ARITHMETIC, *LINEAR, *SHAPE, *NORMALISATION, *VISION, *TRANSFORMER]
+CASES = [*ELEMENTWISE, *FUSED, *ARITHMETIC, *LINEAR, *SHAPE, *NORMALISATION, *OPS, *VISION, *TRANSFORMER]

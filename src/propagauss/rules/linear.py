@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from propagauss.gaussian import Gaussian
+from propagauss.gaussian import Gaussian, mean_of
 from propagauss.posterior.base import Noise
 from propagauss.posterior.diagonal import DiagonalNoise
 from propagauss.posterior.kronecker import KroneckerNoise, probe
 from propagauss.precision import in_full_precision
+from propagauss.rules.arithmetic import independent_sum
+from propagauss.rules.products import Letters, product, stretched
 from propagauss.rules.registry import Built, Site, builder, rule
 
 aten = torch.ops.aten
@@ -284,7 +286,7 @@ def matmul(a: Gaussian | Tensor, b: Gaussian | Tensor) -> Gaussian:
     mean = a.mean @ b.mean
     if not a.is_full and not b.is_full:
         return Gaussian.diagonal(mean, a.mean.square() @ b.variance + a.variance @ (b.mean.square() + b.variance))
-    return Gaussian.full(mean, _matmul_covariance(a, b))
+    return product([a, b], *_matmul_letters(a.mean.dim(), b.mean.dim()), mean)
 
 
 def _times_square(v: Tensor, b: Tensor) -> Tensor:
@@ -295,27 +297,21 @@ def _square_times(a: Tensor, v: Tensor) -> Tensor:
     return a.square() @ v
 
 
-def _matmul_covariance(a: Gaussian, b: Gaussian) -> Tensor:
-    """Covariance of a product of independent `[B, I, K]` and `[B, K, J]`: `[B, I*J, I*J]`.
-
-    `b` may be `[K, J]`, the same for every sample.
-    """
-    i, k = a.mean.shape[-2:] if a.mean.dim() > 2 else (1, a.mean.shape[-1])
-    j = b.mean.shape[-1]
-    ca = a.covariance.reshape(-1, i, k, i, k)
-    cb = b.covariance.reshape(-1, k, j, k, j)
-    ma, mb = a.mean.reshape(-1, i, k), b.mean.reshape(-1, k, j)
-    second = ca + ma[:, :, :, None, None] * ma[:, None, None, :, :]
-    noise = torch.einsum("bikml,ckjln->bijmn" if cb.shape[0] == 1 else "bikml,bkjln->bijmn", second, cb)
-    left = torch.einsum("bikml,bkj,bln->bijmn", ca, *2 * (mb.expand(ca.shape[0], -1, -1),))
-    return (noise + left).reshape(-1, i * j, i * j)
+def _matmul_letters(left: int, right: int) -> tuple[list[Letters], Letters]:
+    """`...ik, ...kj -> ...ij` for factors with so many dimensions; `...` are negative numbers up to -1."""
+    i, k, j = [0] if left > 1 else [], [1], [2] if right > 1 else []
+    dots = [list(range(2 - max(dims, 2), 0)) for dims in (left, right, max(left, right))]
+    return [dots[0] + i + k, dots[1] + k + j], dots[2] + i + j
 
 
-@rule(aten.addmm.default, note="factors taken as independent: exact moments")
-def addmm(bias: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Gaussian:
-    from propagauss.rules.arithmetic import add, multiply
-
-    product = matmul(a, b)
-    product = product if alpha == 1 else multiply(product, alpha)
-    scaled = bias * beta if isinstance(bias, Tensor) else multiply(bias, beta)
-    return add(product, scaled)
+@rule(aten.linear.default, note="a computed weight, independent of the input: exact moments")
+def linear(x: Gaussian | Tensor, weight: Gaussian | Tensor, bias: Gaussian | Tensor | None = None) -> Gaussian:
+    """`var = m² Vᵀ + v (W² + V)ᵀ + v_b`, for a weight that the model computes; stored ones have builders."""
+    mean = F.linear(mean_of(x), mean_of(weight), None if bias is None else mean_of(bias))
+    parts = []
+    if isinstance(x, Gaussian) or isinstance(weight, Gaussian):
+        turned = weight.t() if isinstance(weight, Tensor) else weight.mapped(weight.mean.t(), lambda t: t.t())
+        parts.append(matmul(x, turned))
+    if isinstance(bias, Gaussian):
+        parts.append(stretched(bias, mean.shape))
+    return independent_sum(mean, parts)

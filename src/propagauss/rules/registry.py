@@ -162,3 +162,17 @@ def builder(*ops: Op) -> Callable[[Builder], Builder]:
 
 def is_node(arg: Any) -> bool:
     return isinstance(arg, fx.Node)
+
+
+def named(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names of the op's schema, defaults included."""
+    arguments = op._schema.arguments
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    return defaults | dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+
+
+def call(op: Op, arguments: dict[str, Any]) -> Any:
+    """The op on arguments by name, as `named` gives them."""
+    schema = op._schema.arguments
+    args = [arguments[a.name] for a in schema if not a.kwarg_only]
+    return op(*args, **{a.name: arguments[a.name] for a in schema if a.kwarg_only})

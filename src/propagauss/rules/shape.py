@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from propagauss.gaussian import Gaussian
+from propagauss.gaussian import Gaussian, mean_of
 from propagauss.rules.arithmetic import independent_sum
-from propagauss.rules.registry import rule
+from propagauss.rules.fixed import certain
+from propagauss.rules.registry import MEAN_ONLY, named, rule
 
 aten = torch.ops.aten
 
@@ -37,7 +38,17 @@ MOVES = [
     aten.mT.default,
     aten.movedim.int,
     aten.movedim.intlist,
+    aten.moveaxis.int,
+    aten.moveaxis.intlist,
     aten.swapaxes.default,
+    aten.swapdims.default,
+    aten.adjoint.default,
+    aten.mH.default,
+    aten.matrix_H.default,
+    aten.ravel.default,
+    aten.atleast_1d.default,
+    aten.atleast_2d.default,
+    aten.atleast_3d.default,
     aten.slice.Tensor,
     aten.narrow.default,
     aten.select.int,
@@ -46,12 +57,26 @@ MOVES = [
     aten.gather.default,
     aten.expand.default,
     aten.expand_as.default,
+    aten.view_as.default,
+    aten.reshape_as.default,
+    aten.broadcast_to.default,
     aten.repeat.default,
     aten.repeat_interleave.self_int,
+    aten.repeat_interleave.self_Tensor,
     aten.tile.default,
     aten.flip.default,
+    aten.fliplr.default,
+    aten.flipud.default,
+    aten.rot90.default,
     aten.roll.default,
+    aten.unfold.default,
+    aten.take.default,
+    aten.take_along_dim.default,
     aten.diagonal.default,
+    aten.linalg_diagonal.default,
+    aten.diag.default,
+    aten.diagflat.default,
+    aten.diag_embed.default,
     aten.tril.default,
     aten.triu.default,
     aten.clone.default,
@@ -70,20 +95,31 @@ SPLITS = [
     aten.split.sizes,
     aten.split_with_sizes.default,
     aten.chunk.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+    aten.unsafe_chunk.default,
     aten.tensor_split.sections,
+    aten.tensor_split.indices,
+    aten.hsplit.int,
+    aten.hsplit.array,
+    aten.vsplit.int,
+    aten.vsplit.array,
+    aten.dsplit.int,
+    aten.dsplit.array,
     aten.unbind.int,
 ]
 
 
-# a reshape where the op insists on strides that a stacked covariance does not have
 def as_complex(x: Tensor) -> Tensor:
     """Pairs of numbers as complex ones, whatever their layout in memory."""
     return torch.view_as_complex(x.contiguous())
 
 
+# what to use where an op insists on strides that a stacked covariance does not have
 STRIDE_FREE = {
     aten.view.default: aten.reshape.default,
     aten._unsafe_view.default: aten.reshape.default,
+    aten.view_as.default: aten.reshape_as.default,
     aten.view_as_complex.default: as_complex,
 }
 # under a batch of covariance rows these must not see, or change, the memory layout
@@ -99,9 +135,10 @@ def _named(function: Callable[..., Any], op: Any) -> Callable[..., Any]:
 def _move(op: Any) -> Callable[..., Gaussian]:
     inner: Any = STRIDE_FREE.get(op, op)
 
-    def move(x: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
+    def move(x: Gaussian, *given: Any, **settings: Any) -> Gaussian:
         if op in _IDENTITY:
             return x
+        args, kwargs = [mean_of(a) for a in given], {name: mean_of(a) for name, a in settings.items()}
         return x.mapped(inner(x.mean, *args, **kwargs), lambda t: inner(t, *args, **kwargs))
 
     return _named(move, op)
@@ -130,14 +167,36 @@ def getitem(x: Any, index: Any) -> Any:
     return x[index]
 
 
-@rule(aten.cat.default, aten.concat.default, note="parts taken as independent")
-def cat(parts: Sequence[Gaussian | Tensor], dim: int = 0) -> Gaussian:
-    return _join(lambda tensors: torch.cat(tensors, dim), parts)
+JOINS = [
+    aten.cat.default,
+    aten.concat.default,
+    aten.concatenate.default,
+    aten.stack.default,
+    aten.hstack.default,
+    aten.vstack.default,
+    aten.row_stack.default,
+    aten.dstack.default,
+    aten.column_stack.default,
+    aten.block_diag.default,
+]
 
 
-@rule(aten.stack.default, note="parts taken as independent")
-def stack(parts: Sequence[Gaussian | Tensor], dim: int = 0) -> Gaussian:
-    return _join(lambda tensors: torch.stack(tensors, dim), parts)
+def _columns(tensors: list[Tensor]) -> Tensor:
+    """`column_stack`, which cannot be run on many covariance rows."""
+    return torch.cat([t.reshape(t.numel(), 1) if t.dim() < 2 else t for t in tensors], 1)
+
+
+def _joining(op: Any) -> Callable[..., Gaussian]:
+    inner: Any = _columns if op is aten.column_stack.default else op
+
+    def join(tensors: Sequence[Gaussian | Tensor], *args: Any, **kwargs: Any) -> Gaussian:
+        return _join(lambda each: inner(each, *args, **kwargs), tensors)
+
+    return _named(join, op)
+
+
+for _op in JOINS:
+    rule(_op, note="parts taken as independent")(_joining(_op))
 
 
 def _join(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Gaussian | Tensor]) -> Gaussian:
@@ -155,27 +214,49 @@ def _join(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Gaussian | Ten
     return independent_sum(mean, placed)
 
 
-@rule(aten.sum.default, aten.sum.dim_IntList, note="exact")
-def add_up(x: Gaussian, dim: Any = None, *args: Any, **kwargs: Any) -> Gaussian:
-    def total(t: Tensor) -> Tensor:
-        return t.sum() if dim is None else t.sum(dim, *args, **kwargs)
+def _each(op: Any) -> Callable[..., tuple[Gaussian, ...]]:
+    """For an op with one result per tensor, which depends on that tensor only."""
 
-    return x.mapped(total(x.mean), total)
+    def each(tensors: Sequence[Gaussian | Tensor], **kwargs: Any) -> tuple[Gaussian, ...]:
+        values = [mean_of(t) for t in tensors]
+        like = next(t for t in tensors if isinstance(t, Gaussian))
+
+        def copies(i: int, t: Tensor) -> Tensor:
+            return op([*values[:i], t, *values[i + 1 :]], **kwargs)[i]
+
+        return tuple(
+            x.mapped(m, lambda t, i=i: copies(i, t)) if isinstance(x, Gaussian) else certain(m, like)
+            for i, (x, m) in enumerate(zip(tensors, op(values, **kwargs), strict=True))
+        )
+
+    return _named(each, op)
 
 
-@rule(aten.cumsum.default, note="exact sums, taken as independent of one another")
-def cumulative(x: Gaussian, dim: int, **kwargs: Any) -> Gaussian:
-    return x.mapped(x.mean.cumsum(dim, **kwargs), lambda t: t.cumsum(dim, **kwargs))
+for _op in (aten.broadcast_tensors.default, aten.meshgrid.default, aten.meshgrid.indexing):
+    rule(_op, note="exact")(_each(_op))
 
 
-@rule(aten.mean.default, aten.mean.dim, note="exact")
-def average(x: Gaussian, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Gaussian:
-    def mean(t: Tensor) -> Tensor:
-        return t.mean(**kwargs) if not dim and dim != 0 else t.mean(dim, keepdim, **kwargs)
+# sums have no coefficient but 1, which is its own square
+for _op in (aten.sum.default, aten.sum.dim_IntList, aten.trace.default):
+    rule(_op, note="exact")(_move(_op))
+rule(aten.cumsum.default, note="exact sums, taken as independent of one another")(_move(aten.cumsum.default))
 
-    dims = range(len(x.shape)) if not dim and dim != 0 else [dim] if isinstance(dim, int) else dim
-    count = torch.Size(x.shape[d] for d in dims).numel()
-    return x.mapped(mean(x.mean), mean, lambda v: mean(v) / count)
+
+def _average(op: Any) -> Callable[..., Gaussian]:
+    def average(x: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
+        """`Var[Σ x_i / n] = Σ v_i / n²`"""
+        dim = named(op, (x, *args), kwargs).get("dim")
+        dims = range(len(x.shape)) if dim is None or dim == [] else dim
+        count = torch.Size(x.shape[d] for d in dims).numel()
+        return x.mapped(
+            op(x.mean, *args, **kwargs), lambda t: op(t, *args, **kwargs), lambda v: op(v, *args, **kwargs) / count
+        )
+
+    return _named(average, op)
+
+
+for _op in (aten.mean.default, aten.mean.dim):
+    rule(_op, note="exact")(_average(_op))
 
 
 @rule(aten.constant_pad_nd.default, note="exact")
@@ -188,79 +269,30 @@ def pad(x: Gaussian, sizes: list[int], mode: str = "constant", value: float | No
     return x.mapped(aten.pad(x.mean, sizes, mode, value), lambda t: aten.pad(t, sizes, mode, None))
 
 
-@rule(aten.masked_fill.Scalar, note="exact")
-def masked_fill(x: Gaussian, mask: Tensor, value: float) -> Gaussian:
-    return x.mapped(x.mean.masked_fill(mask, value), lambda t: t.masked_fill(mask, 0))
-
-
 def _cast(op: Any) -> Callable[..., Gaussian]:
-    def cast(x: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
+    def cast(x: Gaussian, *given: Any, **settings: Any) -> Gaussian:
+        args, kwargs = [mean_of(a) for a in given], {name: mean_of(a) for name, a in settings.items()}
         return x.to(dtype=op(x.mean.new_empty(0), *args, **kwargs).dtype)
 
     return _named(cast, op)
 
 
-for _op in (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default, aten.type_as.default):
+for _op in (
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.to.device,
+    aten.to.other,
+    aten._to_copy.default,
+    aten.type_as.default,
+):
     rule(_op, note="exact")(_cast(_op))
+
+# the other argument gives a shape or a type, nothing else
+for _op in (aten.expand_as, aten.view_as, aten.reshape_as, aten.type_as):
+    MEAN_ONLY[_op.default] = (1,)
+MEAN_ONLY[aten.to.other] = (1,)
 
 
 @rule(aten.embedding.default, note="exact")
 def embedding(weight: Gaussian, indices: Tensor, *args: Any, **kwargs: Any) -> Gaussian:
     return weight.mapped(aten.embedding(weight.mean, indices), lambda t: aten.embedding(t, indices))
-
-
-@rule(aten.einsum.default, note="operands taken as independent: exact moments")
-def einsum(equation: str, operands: Sequence[Gaussian | Tensor], **kwargs: Any) -> Gaussian:
-    """Linear in each operand: variances go through with the other operands squared."""
-    values = [o.mean if isinstance(o, Gaussian) else o for o in operands]
-    random = [i for i, o in enumerate(operands) if isinstance(o, Gaussian)]
-    mean = torch.einsum(equation, *values)
-    first = operands[random[0]]
-    assert isinstance(first, Gaussian)
-    if len(random) == 1:
-        i = random[0]
-
-        def through(t: Tensor, others: list[Tensor]) -> Tensor:
-            return torch.einsum(equation, *others[:i], t, *others[i + 1 :])
-
-        return first.mapped(mean, lambda t: through(t, values), lambda t: through(t, [v.square() for v in values]))
-    # E[product²] - (E product)² for independent factors, entry by entry
-    second = [
-        v.square() + o.variance if isinstance(o, Gaussian) else v.square()
-        for v, o in zip(values, operands, strict=True)
-    ]
-    first_squared = [v.square() for v in values]
-    return Gaussian.diagonal(
-        mean, (torch.einsum(equation, *second) - torch.einsum(equation, *first_squared)).clamp(min=0)
-    )
-
-
-def _extreme(pick: Callable[..., Any]) -> Callable[..., Any]:
-    def extreme(x: Gaussian, dim: int, keepdim: bool = False) -> tuple[Gaussian, Tensor]:
-        index = pick(x.mean, dim, keepdim=True).indices
-
-        def route(t: Tensor) -> Tensor:
-            picked = t.gather(dim, index)
-            return picked if keepdim else picked.squeeze(dim)
-
-        return x.mapped(route(x.mean), route), index if keepdim else index.squeeze(dim)
-
-    return extreme
-
-
-rule(aten.max.dim, note="routed by the largest mean")(_named(_extreme(torch.max), aten.max.dim))
-rule(aten.min.dim, note="routed by the smallest mean")(_named(_extreme(torch.min), aten.min.dim))
-
-
-def _extreme_value(pick: Callable[..., Any]) -> Callable[..., Gaussian]:
-    def extreme(x: Gaussian, dim: Any = (), keepdim: bool = False) -> Gaussian:
-        dims = [dim] if isinstance(dim, int) else list(dim)
-        for d in sorted((d % x.mean.dim() for d in dims), reverse=True):
-            x = _extreme(pick)(x, d, keepdim)[0]
-        return x
-
-    return extreme
-
-
-rule(aten.amax.default, note="routed by the largest mean")(_named(_extreme_value(torch.max), aten.amax.default))
-rule(aten.amin.default, note="routed by the smallest mean")(_named(_extreme_value(torch.min), aten.amin.default))
