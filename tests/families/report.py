@@ -1,0 +1,1 @@
+def summary(records, examples): return ""
