@@ -7,6 +7,7 @@ such readers is computed as in the plain model.
 from __future__ import annotations
 
 import operator
+from collections.abc import Set as AbstractSet
 from itertools import accumulate
 from typing import Any
 
@@ -22,13 +23,16 @@ _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
 
 
-def wanted(graph: fx.Graph, outputs: list[Any]) -> set[fx.Node]:
-    """The nodes whose spread reaches an output, going back from the outputs."""
+def wanted(graph: fx.Graph, outputs: list[Any], decided: AbstractSet[fx.Node] = frozenset()) -> set[fx.Node]:
+    """The nodes whose variance reaches an output, going back from the outputs.
+
+    `decided` are comparisons that count as part of a function; the others depend on means alone.
+    """
     found: set[fx.Node] = set()
     stack = nodes_in(outputs)
     while stack:
         node = stack.pop()
-        if node in found or not is_float(node) or node.meta.get(AT_MEAN):
+        if node in found or not (is_float(node) or node in decided) or node.meta.get(AT_MEAN):
             continue
         found.add(node)
         ignored = MEAN_ONLY.get(node.target, ())

@@ -26,6 +26,13 @@ _UNTAGGED = {
     torch.ops.aten.rrelu.default,
     torch.ops.aten.selu.default,
     torch.ops.aten.celu.default,
+    torch.ops.aten.where.self,
+    torch.ops.aten.where.ScalarOther,
+    torch.ops.aten.where.ScalarSelf,
+    torch.ops.aten.where.Scalar,
+    torch.ops.aten.__and__.Tensor,
+    torch.ops.aten.__or__.Tensor,
+    torch.ops.aten.__xor__.Tensor,
 }
 
 
@@ -67,7 +74,7 @@ class Chains:
     def _meeting_point(self, random: list[fx.Node]) -> fx.Node | None:
         first, *others = (self._chain[r] for r in random)
         for candidate in first:
-            if all(candidate in chain for chain in others) and (len(random) == 1 or _is_real(candidate)):
+            if all(candidate in chain for chain in others) and (_is_real(candidate) or _has_parts(candidate, random)):
                 return candidate
         return None
 
@@ -119,6 +126,11 @@ def _between(node: fx.Node, sources: Sequence[fx.Node], random: AbstractSet[fx.N
 def is_pointwise(target: Any) -> bool:
     """Whether the op is elementwise: as PyTorch tags it, or one of those it forgot."""
     return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in _UNTAGGED)
+
+
+def _has_parts(node: fx.Node, random: list[fx.Node]) -> bool:
+    """Whether a value in several parts is the only argument of an op that picks one."""
+    return random == [node] and isinstance(node.meta.get("val"), (tuple, list))
 
 
 def _is_real(node: fx.Node) -> bool:

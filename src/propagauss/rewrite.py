@@ -35,6 +35,7 @@ from propagauss.patterns import AT_MEAN
 from propagauss.plan import Plan, Step
 from propagauss.posterior.base import Posterior
 from propagauss.rules.activation import CLOSED, MomentMatched, elementwise
+from propagauss.rules.comparisons import decisions, fusable_comparison
 from propagauss.rules.jacobian import Linearised, LinearisedVariances, Piece
 from propagauss.rules.registry import BUILDERS, FUNCTIONS, Built, Options, Weight, arguments, map_arguments
 from propagauss.rules.shape import STRIDE_FREE
@@ -81,7 +82,9 @@ class Rewriter:
         self.virtual: set[fx.Node] = set()  # uncertain, but no Gaussian: complex values, results in several parts
         self.moments: dict[fx.Node, tuple[MomentMatched, tuple[Any, ...]]] = {}
         self.owner: dict[fx.Node, fx.Node] = {}  # which op of the source a node of the new graph belongs to
-        self.wanted = wanted(traced.graph, traced.outputs)
+        decided = decisions(traced.graph) if options.activation == "moments" else set()
+        self.wanted = wanted(traced.graph, traced.outputs, decided)
+        self.downstream = self._downstream()
         self.chains = Chains(any_op=options.full and options.activation == "linearise")
         self.joint = Joint(self)
         self.steps: list[tuple[fx.Node, Step]] = []
@@ -147,7 +150,9 @@ class Rewriter:
         if is_assertion(node.target):
             return
         random = [a for a in arguments(node) if a in self.random]
-        if not random or not is_float(node) or node not in self.wanted:
+        if random and self._decides_function(node):
+            self._rewrite(node, random)
+        elif not random or not is_float(node) or node not in self.wanted:
             self._by_mean(node)
         else:
             self._rewrite(node, random)
@@ -188,7 +193,8 @@ class Rewriter:
             return
         if self.options.full:
             self._check_full(node, random)
-        if source is not None and self._occurrences(node) > 1 and node not in self.by_jacobian:
+        several = self._occurrences(node) > 1 or any(r in self.virtual for r in random)
+        if source is not None and source not in self.virtual and several and node not in self.by_jacobian:
             self._fused(node, source)
             return
         if not self._by_rule(node, random) and not self._by_own_jacobian(node):
@@ -215,7 +221,22 @@ class Rewriter:
         """Whether the result cannot be a Gaussian: the ops that read it are then linearised together with this one."""
         if isinstance(node.meta.get("val"), (tuple, list)):
             return node.target not in FUNCTIONS and node.target not in BUILDERS
-        return is_complex(node)
+        return is_complex(node) or not is_float(node)
+
+    def _decides_function(self, node: fx.Node) -> bool:
+        """Whether a comparison is part of a function whose moments are matched, as in `where(h > 0, h, 0)`."""
+        if self.options.activation != "moments" or node not in self.wanted:
+            return False
+        return fusable_comparison(node, lambda a: a not in self.downstream)
+
+    def _downstream(self) -> set[fx.Node]:
+        """All that uncertainty may reach."""
+        found = {n for n, uncertain in zip(self.traced.inputs, self.traced.uncertain_inputs, strict=True) if uncertain}
+        for node in self.traced.graph.nodes:
+            parameter = self.traced.parameters.get(node.name) if node.op == "placeholder" else None
+            if parameter in self.names or any(a in found for a in node.all_input_nodes):
+                found.add(node)
+        return {n for n in found if n is not None}
 
     # -- the ways to rewrite one op
 

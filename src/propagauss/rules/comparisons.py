@@ -21,6 +21,11 @@ LOGICAL |= {aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Te
 LOGICAL |= {aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor}
 
 
+def decisions(graph: fx.Graph) -> set[fx.Node]:
+    """All comparisons, and logical combinations of them."""
+    return {n for n in graph.nodes if n.target in COMPARISONS or n.target in LOGICAL}
+
+
 def is_elementwise(node: fx.Node) -> bool:
     """Whether the op works entry by entry: as PyTorch tags it, or as it is known here (casts, `where` of a number)."""
     op = node.target
