@@ -13,15 +13,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from propagauss.gaussian import Gaussian
+from propagauss.graph import is_transpose
 from propagauss.rules.activation import MomentMatched
 from propagauss.rules.jacobian import Carry, Correlated
+from propagauss.rules.tangent import LAYERS
+from propagauss.trace import Traced
 
 if TYPE_CHECKING:
     from propagauss.rewrite import Rewriter
 
+aten = torch.ops.aten
+# ops whose parameters belong to one layer
+WITH_PARAMETERS = {
+    *(*LAYERS, aten.addmm.default, aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default),
+    *(aten.layer_norm.default, aten.group_norm.default, aten.instance_norm.default, aten.rms_norm.default),
+}
 SHARED_ENTRIES = 2048  # of a parameter whose uses at several places are followed; a larger one is left out
 
 
@@ -30,6 +40,7 @@ class Joint:
 
     def __init__(self, rewriter: Rewriter):
         self.rewriter = rewriter
+        self._layers = _layers(rewriter.traced)
         self._origins: dict[fx.Node, frozenset[Any]] = {}
         self._order: dict[fx.Node, int] = {}
         self._between: dict[tuple[fx.Node, fx.Node], fx.Node | None] = {}
@@ -37,9 +48,9 @@ class Joint:
         self.left_out: set[fx.Node] = set()  # parameters too large to be followed to all their uses
 
     def start(self, leaf: fx.Node) -> None:
-        """A source of randomness."""
+        """A source of randomness: an input, or the parameters of a layer."""
         self._order[leaf] = len(self._order)
-        self._origins[leaf] = frozenset([leaf])
+        self._origins[leaf] = frozenset([self._layers.get(leaf, leaf)])
 
     def link(self, node: fx.Node, random: list[fx.Node]) -> None:
         """An op on uncertain values."""
@@ -52,6 +63,8 @@ class Joint:
         pairs = [(i, j) for j in range(len(sources)) for i in range(j)]
         found = {}
         for i, j in pairs:
+            if node in self.rewriter.built and all(self.rewriter.weight(sources[k]) is not None for k in (i, j)):
+                continue  # the rule knows the covariance of a layer's own parameters
             matrix = self.covariance(sources[i], sources[j])
             if matrix is not None:
                 found[i, j] = matrix
@@ -71,8 +84,19 @@ class Joint:
             transposed = self.covariance(q, p)
             return None if transposed is None else self.rewriter.graph.call_function(_transposed, (transposed,))
         if (p, q) not in self._between:
-            self._between[p, q] = self._own(p) if p is q else self._carried(p, q)
+            leaves = p.op == "placeholder" and q.op == "placeholder"
+            found = self._own(p) if p is q else self._of_parameters(p, q) if leaves else self._carried(p, q)
+            self._between[p, q] = found
         return self._between[p, q]
+
+    def _of_parameters(self, p: fx.Node, q: fx.Node) -> fx.Node | None:
+        """Of two parameters of one layer."""
+        names = [self.rewriter.traced.parameters[n.name] for n in (p, q)]
+        assert self.rewriter.posterior is not None
+        block = self.rewriter.posterior.between(*names)
+        if block is None or max(block.shape) > SHARED_ENTRIES:
+            return None
+        return self.rewriter.emit(f"{p.name}_with_{q.name}", Constant(block.unsqueeze(0)))
 
     def _own(self, p: fx.Node) -> fx.Node | None:
         if p.op == "placeholder" and p in self.rewriter.unbatched and p.meta["val"].numel() > SHARED_ENTRIES:
@@ -118,6 +142,43 @@ class MomentCarry(nn.Module):
     def forward(self, matrix: Tensor, x: Gaussian, *rest: Any) -> Tensor:
         slope = self.module.moments(x.mean, x.variance, *rest)[2]
         return slope.reshape(-1, matrix.shape[1], 1) * matrix
+
+
+class Constant(nn.Module):
+    """A tensor that belongs to the network."""
+
+    value: Tensor
+
+    def __init__(self, value: Tensor):
+        super().__init__()
+        self.register_buffer("value", value.clone())
+
+    def forward(self) -> Tensor:
+        return self.value
+
+
+def _layers(traced: Traced) -> dict[fx.Node, fx.Node]:
+    """For every parameter of a layer, one that stands for all of that layer: the first of those used together."""
+    found: dict[fx.Node, fx.Node] = {}
+
+    def first(node: fx.Node) -> fx.Node:
+        while found.get(node, node) is not node:
+            node = found[node]
+        return node
+
+    for node in traced.graph.nodes:
+        if node.target not in WITH_PARAMETERS:
+            continue
+        together = [first(p) for p in map(_parameter, node.all_input_nodes) if p.name in traced.parameters]
+        for other in together:
+            found[other] = together[0]
+    return {node: first(node) for node in found}
+
+
+def _parameter(node: fx.Node) -> fx.Node:
+    while is_transpose(node):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _covariance(x: Gaussian) -> Tensor:

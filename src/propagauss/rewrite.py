@@ -39,7 +39,7 @@ from propagauss.rules.comparisons import decisions, fusable_comparison
 from propagauss.rules.jacobian import Linearised, LinearisedVariances, Piece
 from propagauss.rules.registry import BUILDERS, FUNCTIONS, Built, Options, Weight, arguments, map_arguments
 from propagauss.rules.shape import STRIDE_FREE
-from propagauss.rules.tangent import LAYERS
+from propagauss.rules.tangent import JOINS, LAYERS
 from propagauss.rules.wrapping import Delta, InputStructure, Pointwise, RandomParameter, to_gaussian
 from propagauss.site import SiteOf
 from propagauss.trace import Traced
@@ -80,6 +80,7 @@ class Rewriter:
         self.from_means: set[fx.Node] = set()  # plain values that stand for uncertain ones
         self.unbatched: set[fx.Node] = set()  # random parameters, and what is made of them alone
         self.virtual: set[fx.Node] = set()  # uncertain, but no Gaussian: complex values, results in several parts
+        self.built: set[fx.Node] = set()  # by rules that know the parameters of their layer
         self.moments: dict[fx.Node, tuple[MomentMatched, tuple[Any, ...]]] = {}
         self.owner: dict[fx.Node, fx.Node] = {}  # which op of the source a node of the new graph belongs to
         decided = decisions(traced.graph) if options.activation == "moments" else set()
@@ -188,7 +189,7 @@ class Rewriter:
             self.unbatched.add(node)
         source = self._link(node, random)
         self.joint.link(node, random)
-        if self._is_virtual(node):
+        if self._is_virtual(node, random):
             self.virtual.add(node)
             return
         if self.options.full:
@@ -217,10 +218,11 @@ class Rewriter:
         map_arguments(node, lambda a: found.append(a) or a, lambda a: a)
         return sum(a in self.random for a in found)
 
-    def _is_virtual(self, node: fx.Node) -> bool:
+    def _is_virtual(self, node: fx.Node, random: list[fx.Node]) -> bool:
         """Whether the result cannot be a Gaussian: the ops that read it are then linearised together with this one."""
         if isinstance(node.meta.get("val"), (tuple, list)):
-            return node.target not in FUNCTIONS and node.target not in BUILDERS
+            known = node.target in FUNCTIONS or node.target in BUILDERS
+            return not known or not self._rule_fits(node, random)
         return is_complex(node) or not is_float(node)
 
     def _decides_function(self, node: fx.Node) -> bool:
@@ -241,15 +243,26 @@ class Rewriter:
     # -- the ways to rewrite one op
 
     def _by_rule(self, node: fx.Node, random: list[fx.Node]) -> bool:
+        if not self._rule_fits(node, random):
+            return False
+        if self.options.full and any(r in self.unbatched for r in random):
+            if node.target in STORED:
+                return self._build(node)
+            if node not in self.unbatched and node.target not in BROADCASTING:
+                return self._pointwise(node, random)
+        return self._build(node) or self._apply_function(node) or self._pointwise(node, random)
+
+    def _rule_fits(self, node: fx.Node, random: list[fx.Node]) -> bool:
+        """Whether the rules for the op, if there are any, are made for such arguments."""
         if node in self.by_jacobian or any(r in self.virtual for r in random):
             return False
+        if self._occurrences(node) > len(random) and not is_pointwise(node.target) and node.target not in JOINS:
+            return False  # a product of a value with itself, which rules for products take for one of strangers
         if not self.options.full or not any(r in self.unbatched for r in random):
-            return self._build(node) or self._apply_function(node) or self._pointwise(node, random)
+            return True
         if node.target in STORED:
-            return self._is_layer(node, random) and self._build(node)
-        if node in self.unbatched or node.target in BROADCASTING or is_pointwise(node.target):
-            return self._build(node) or self._apply_function(node) or self._pointwise(node, random)
-        return False
+            return self._is_layer(node, random)
+        return node in self.unbatched or node.target in BROADCASTING or is_pointwise(node.target)
 
     def _is_layer(self, node: fx.Node, random: list[fx.Node]) -> bool:
         """Whether the values without a batch are stored weights, and the input has a batch."""
@@ -342,6 +355,7 @@ class Rewriter:
             site: Any = SiteOf(self, node)
             built: Built | None = build(site)
             if built is not None:
+                self.built.add(node)
                 self.env[node] = self._emit_built(node, built.target, built.inputs)
                 label = type(built.target).__name__ if isinstance(built.target, nn.Module) else built.target.__name__
                 self._note(node, label, built.note)
@@ -559,7 +573,7 @@ def rewrite(traced: Traced, posterior: Posterior | None, options: Options) -> St
     while True:
         rewriter = Rewriter(traced, posterior, options, by_jacobian)
         net = rewriter.run()
-        failure = try_out(net.body, traced)
+        failure = try_out(net, traced)
         if failure is None:
             return net
         culprit = rewriter.owner.get(failure.node)

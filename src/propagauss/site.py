@@ -51,6 +51,9 @@ class SiteOf:
     def is_random(self, arg: Any) -> bool:
         return any(a in self.rewriter.random for a in nodes_in(arg))
 
+    def is_parameter(self, arg: Any) -> bool:
+        return arg in self.rewriter.unbatched
+
     def constant(self, arg: Any) -> Tensor | None:
         return self.rewriter.constant(arg)
 

@@ -1,4 +1,4 @@
-"""Run a rewritten network once on the example, without numbers, so that what was streamlined cannot fail later."""
+"""Run a rewritten network once on the example, so that what was streamlined cannot fail later."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
-from torch.utils import _pytree as pytree
 
 from propagauss.gaussian import Gaussian
+from propagauss.network import Streamlined
 from propagauss.trace import Traced
 
-_UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+SAMPLES = 2  # are enough to try
 
 
 class Failure(Exception):
@@ -32,25 +26,41 @@ class _Watched(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         try:
             return super().run_node(n)
-        except _UNKNOWN:
-            raise
         except Exception as error:
             raise Failure(n, error) from error
 
 
-def try_out(body: fx.GraphModule, traced: Traced) -> Failure | None:
-    """The first node that fails on tensors like those of the example; None if there is none."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    leaves = []
+def try_out(net: Streamlined, traced: Traced) -> Failure | None:
+    """The first node that fails on the example; None if there is none.
+
+    Not on tensors without numbers: a failed derivative of such a one can leave PyTorch unable to trace anything.
+    """
+    leaves = _example(traced)
+    with torch.no_grad():
+        for tried in ([_few(leaf, traced) for leaf in leaves], leaves):  # a few samples need not make sense alone
+            try:
+                net.outputs(tried)
+                return None
+            except Exception:
+                continue
+        try:
+            _Watched(net.body).run(*leaves)
+        except Failure as failure:
+            return failure
+    return None
+
+
+def _example(traced: Traced) -> list[Any]:
+    found = []
     for node, value, uncertain in zip(traced.inputs, traced.example, traced.uncertain_inputs, strict=True):
         if node is not None:
-            value = pytree.tree_map_only(Tensor, mode.from_tensor, value)
-            leaves.append(Gaussian.diagonal(value, value.abs()) if uncertain else value)
-    try:
-        with mode, torch.no_grad():
-            _Watched(body).run(*leaves)
-    except Failure as failure:
-        return failure
-    except _UNKNOWN:  # an op that has no result without numbers: nothing is known
-        return None
-    return None
+            found.append(Gaussian.diagonal(value, value.abs()) if uncertain else value)
+    return found
+
+
+def _few(leaf: Any, traced: Traced) -> Any:
+    if not traced.batch_is_dynamic or leaf.shape[:1] != (traced.batch,):
+        return leaf
+    if isinstance(leaf, Tensor):
+        return leaf[:SAMPLES]
+    return Gaussian.diagonal(leaf.mean[:SAMPLES], leaf.variance[:SAMPLES])

@@ -14,7 +14,7 @@ from torch import Tensor
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.rules.affine import Affine, affine, cross_covariance, own_variance, second_moment
 from propagauss.rules.registry import Built, Site, builder, rule
-from propagauss.rules.row_norm import normalisation_note, row_norm
+from propagauss.rules.row_norm import normalisation_note, row_norm, whole_jacobian
 
 aten = torch.ops.aten
 
@@ -155,6 +155,6 @@ def build_instance_norm(site: Site) -> Built:
 
 
 def _group_norm_at(site: Site, x: Any, groups: int, weight: Any, bias: Any, eps: float) -> Built:
-    jacobian = site.options.normalisation == "jacobian"
+    jacobian = whole_jacobian(site, x)
     cross = cross_covariance(site, weight, bias, channels_of=len(site.shape(x)))
     return Built(group_norm, (x, groups, weight, bias, eps, jacobian, cross), normalisation_note(site, jacobian))

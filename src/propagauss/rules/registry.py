@@ -79,6 +79,10 @@ class Site(Protocol):
         """Whether an argument (a node, a literal or a list of them) is uncertain at run time."""
         ...
 
+    def is_parameter(self, arg: Any) -> bool:
+        """Whether an uncertain argument is made of parameters alone, the same for all samples."""
+        ...
+
     def constant(self, arg: Any) -> Tensor | None:
         """The value of an argument that depends neither on the inputs nor on a random parameter."""
         ...

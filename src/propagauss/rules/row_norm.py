@@ -68,7 +68,7 @@ def _normalised(
 @builder(aten.layer_norm.default)
 def build_layer_norm(site: Site) -> Built:
     x, shape, weight, bias, eps, *_ = (*site.args, *(None, None, 1e-5)[len(site.args) - 2 :])
-    jacobian = site.options.normalisation == "jacobian"
+    jacobian = whole_jacobian(site, x)
     cross = cross_covariance(site, weight, bias)
     return Built(row_norm, (x, shape, weight, bias, eps, True, jacobian, cross), normalisation_note(site, jacobian))
 
@@ -78,8 +78,13 @@ def build_rms_norm(site: Site) -> Built:
     args: Any = (*site.args, *(None, None)[len(site.args) - 2 :])
     x, shape, weight, eps = args
     eps = torch.finfo(x.meta["val"].dtype).eps if eps is None else eps
-    jacobian = site.options.normalisation == "jacobian"
+    jacobian = whole_jacobian(site, x)
     return Built(row_norm, (x, shape, weight, None, eps, False, jacobian), normalisation_note(site, jacobian))
+
+
+def whole_jacobian(site: Site, x: Any) -> bool:
+    """Whether to use it in the diagonal structure: if so chosen, and for a weight, where it costs next to nothing."""
+    return site.options.normalisation == "jacobian" or site.is_parameter(x)
 
 
 def normalisation_note(site: Site, jacobian: bool) -> str:

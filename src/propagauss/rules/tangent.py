@@ -81,7 +81,7 @@ LAYERS = {
     aten.conv_transpose3d.input,
 }
 _SUMS = {aten.add.Tensor: 1, aten.add.Scalar: 1, operator.add: 1, aten.sub.Tensor: -1, aten.sub.Scalar: -1}
-_JOINS = {aten.cat.default, aten.concat.default, aten.stack.default}
+JOINS = {aten.cat.default, aten.concat.default, aten.stack.default}
 
 
 def linear_part(function: fx.GraphModule, at: int) -> fx.GraphModule | None:
@@ -142,7 +142,7 @@ def _tangent(graph: fx.Graph, node: fx.Node, env: dict[Any, Any], tangents: dict
         return call(_summed, env[node], first, second, _SUMS[target] * node.kwargs.get("alpha", 1))
     if target == aten.rsub.Scalar:
         return call(_negated, tangents[node.args[0]], node.args[2] if len(node.args) > 2 else 1)
-    if target in _JOINS:
+    if target in JOINS:
         parts = [tangents[p] if p in tangents else call(torch.zeros_like, env[p]) for p in node.args[0]]
         return graph.call_function(target, (parts, *map_arg(node.args[1:], env.__getitem__)))
     if target == aten.constant_pad_nd.default and len(moved) == 1:
