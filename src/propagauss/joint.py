@@ -90,10 +90,14 @@ class Joint:
         return self._between[p, q]
 
     def _of_parameters(self, p: fx.Node, q: fx.Node) -> fx.Node | None:
-        """Of two parameters of one layer."""
-        names = [self.rewriter.traced.parameters[n.name] for n in (p, q)]
-        assert self.rewriter.posterior is not None
-        block = self.rewriter.posterior.between(*names)
+        """Of two parameters of one layer, or of one that the graph has under two names."""
+        first, second = (self.rewriter.traced.parameters[n.name] for n in (p, q))
+        posterior = self.rewriter.posterior
+        assert posterior is not None
+        if first == second and p.meta["val"].numel() > SHARED_ENTRIES:
+            self.left_out.add(p)
+            return None
+        block = posterior.covariance(first) if first == second else posterior.between(first, second)
         if block is None or max(block.shape) > SHARED_ENTRIES:
             return None
         return self.rewriter.emit(f"{p.name}_with_{q.name}", Constant(block.unsqueeze(0)))
@@ -166,12 +170,16 @@ def _layers(traced: Traced) -> dict[fx.Node, fx.Node]:
             node = found[node]
         return node
 
+    by_name: dict[str, list[fx.Node]] = {}
     for node in traced.graph.nodes:
-        if node.target not in WITH_PARAMETERS:
-            continue
-        together = [first(p) for p in map(_parameter, node.all_input_nodes) if p.name in traced.parameters]
+        together: list[fx.Node] = []
+        if node.target in WITH_PARAMETERS:
+            together = [p for p in map(_parameter, node.all_input_nodes) if p.name in traced.parameters]
+        elif node.name in traced.parameters:  # a tied parameter may come as two placeholders
+            together = by_name.setdefault(traced.parameters[node.name], [])
+            together.append(node)
         for other in together:
-            found[other] = together[0]
+            found[first(other)] = first(together[0])
     return {node: first(node) for node in found}
 
 

@@ -549,7 +549,17 @@ class Rewriter:
         notes = []
         if idle:
             notes.append(f"no effect, as attention takes queries and keys by their mean: {', '.join(sorted(idle))}")
+        apart = sorted(self.traced.parameters[n.name] for n in self._taken_apart())
+        if apart:
+            notes.append(f"used at several places, which count as independent: {', '.join(apart)}")
         return Plan(steps, untouched, tuple(sorted(used - idle)), tuple(notes))
+
+    def _taken_apart(self) -> set[fx.Node]:
+        """Random parameters that are used at several places, as if they were several parameters."""
+        if self.options.full:
+            return self.joint.left_out
+        leaves = [n for n in self.random if n.name in self.traced.parameters]
+        return {n for n in leaves if sum(user in self.wanted for user in n.users) > 1}
 
     def _idle_parameters(self) -> list[fx.Node]:
         """Random parameters whose spread reaches nothing."""

@@ -31,6 +31,7 @@ from propagauss.posterior.kronecker import Eigenfactors, KroneckerPosterior
 from propagauss.posterior.low_rank import LowRankPosterior
 from propagauss.precision import in_full_precision
 from propagauss.rules.full_convolution import BiasNoise, FullConvolution, IndependentNoise, JointNoise, KroneckerPlaces
+from propagauss.rules.linear import SHARED, describe
 from propagauss.rules.patches import Layout, Settings, convolve, read_settings
 from propagauss.rules.registry import Built, Site, Weight, builder
 
@@ -193,7 +194,8 @@ def _diagonal(site: Site, x: Any, w: Weight, b: Weight | None, layout: Layout) -
     weight = _kernel(w.tensor, layout)
     bias = None if b is None else b.tensor.clone()
     names, posterior, settings = (w.name, b and b.name), site.posterior, layout.settings
-    note = _describe(*names, site.is_random(x), "exact variances, correlation between places dropped")
+    note = describe(*names, site.is_random(x), "exact variances, correlation between places dropped")
+    note += f"; {SHARED}" if any(names) else ""
     if posterior is None or not any(names):
         return Built(convolution_fixed_weight, (x, weight, bias, weight.square(), settings), note)
     spread = None if w.name is None else _kernel(posterior.variance(w.name).reshape(weight.shape), layout)
@@ -235,7 +237,7 @@ def _full(site: Site, x: Any, w: Weight, b: Weight | None, layout: Layout) -> Bu
     names, posterior, shape = (w.name, b and b.name), site.posterior, site.shape(x)
     frames = shape[0] * site.positions(x) // shape[:-1].numel()  # images of one sample that lie in the batch dimension
     _require_memory(posterior, names[0], layout, shape[1:], frames, site.is_random(x), weight)
-    note = _describe(*names, site.is_random(x), "exact moments")
+    note = describe(*names, site.is_random(x), "exact moments")
     if posterior is None or not any(names):
         return Built(convolution_fixed_weight, (x, weight, bias, weight.square(), layout.settings), note)
     noise = _places_noise(posterior, *names, layout, shape[1:])
@@ -350,8 +352,3 @@ def _refuse(needed: int, what: str, remedy: str, device: torch.device) -> None:
         raise InputError(
             f"{what} needs about {needed / 1e9:.3g} GB for a single sample, more than this machine has: {remedy}"
         ) from None
-
-
-def _describe(weight: str | None, bias: str | None, random_input: bool, kept: str) -> str:
-    random = " and ".join(n for n, on in (("weight", weight), ("bias", bias)) if on) or "fixed"
-    return f"{random} {'on a random input' if random_input else 'on a fixed input'}: {kept}"

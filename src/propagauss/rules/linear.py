@@ -24,6 +24,8 @@ from propagauss.rules.registry import Built, Site, builder, rule
 
 aten = torch.ops.aten
 
+SHARED = "positions that share a weight count as independent"
+
 # In the next three functions, `others` counts the outputs before and after those whose spread is wanted: matrices of
 # spreads have no rows for them, and their variance is given as 0, for nobody to read.
 Others = tuple[int, int] | None
@@ -246,7 +248,9 @@ def linear_layer(site: Site, x: Any, weight: Any, bias: Any, flipped: bool) -> B
     if layer is None or len(site.shape(x)) < (2 if site.options.full else 1):
         return None
     matrix, offset, noise = layer.matrix, layer.bias, layer.noise
-    note = _describe(*layer.names, site.is_random(x))
+    note = describe(*layer.names, site.is_random(x), "exact moments")
+    if any(layer.names) and not site.options.full and site.positions(x) > 1:
+        note += f"; {SHARED}"
     if site.options.full:
         if noise is not None:
             noise = noise.for_covariance(site.is_random(x))
@@ -270,9 +274,10 @@ def linear_layer(site: Site, x: Any, weight: Any, bias: Any, flipped: bool) -> B
     return Built(linear_random_input, (x, matrix, offset, *spreads, second_t, others), note)
 
 
-def _describe(weight: str | None, bias: str | None, random_input: bool) -> str:
+def describe(weight: str | None, bias: str | None, random_input: bool, kept: str) -> str:
+    """A word for the plan on a layer: which of its parameters are random, what it is applied to, what is kept."""
     random = " and ".join(n for n, on in (("weight", weight), ("bias", bias)) if on) or "fixed"
-    return f"{random} {'on a random input' if random_input else 'on a fixed input'}: exact moments"
+    return f"{random} {'on a random input' if random_input else 'on a fixed input'}: {kept}"
 
 
 @rule(aten.matmul.default, aten.mm.default, aten.bmm.default, note="factors taken as independent: exact moments")

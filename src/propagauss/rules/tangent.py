@@ -112,46 +112,48 @@ def linear_part(function: fx.GraphModule, at: int) -> fx.GraphModule | None:
 def _tangent(graph: fx.Graph, node: fx.Node, env: dict[Any, Any], tangents: dict[Any, Any]) -> Any:
     """The deviation of one op's result, as a node of the new graph."""
     target: Any = node.target
-    moved = [a for a in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(a, fx.Node) and a in tangents]
+    args: Any = node.args
+    kwargs: Any = node.kwargs
+    moved = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, fx.Node) and a in tangents]
 
     def swapped(skip: tuple[int, ...] = ()) -> fx.Node:
         def each(a: fx.Node) -> Any:
             return tangents.get(a, env[a])
 
-        args = tuple(None if i in skip else map_arg(a, each) for i, a in enumerate(node.args))
-        return graph.call_function(target, args, map_arg(node.kwargs, each))
+        moved_args = tuple(None if i in skip else map_arg(a, each) for i, a in enumerate(args))
+        return graph.call_function(target, moved_args, map_arg(kwargs, each))
 
-    def call(function: Callable[..., Any], *args: Any) -> fx.Node:
-        return graph.call_function(function, args)
+    def call(function: Callable[..., Any], *given: Any) -> fx.Node:
+        return graph.call_function(function, given)
 
     if target in HOMOGENEOUS:
-        return swapped() if len(moved) == 1 and (node.args[0] is moved[0] or target not in _FIRST_ONLY) else None
+        return swapped() if len(moved) == 1 and (args[0] is moved[0] or target not in _FIRST_ONLY) else None
     if target in PRODUCTS:
         return swapped() if len(moved) == 1 else None
     if target is written_out:
-        return swapped() if len(moved) == 1 and node.args[2] is moved[0] else None
+        return swapped() if len(moved) == 1 and args[2] is moved[0] else None
     if target in QUOTIENTS:
-        return swapped() if len(moved) == 1 and node.args[0] is moved[0] else None
+        return swapped() if len(moved) == 1 and args[0] is moved[0] else None
     if target in LAYERS:
         bias = 3 if target == aten.bilinear.default else 2
-        if len(moved) == 1 and len(node.args) > bias and node.args[bias] is moved[0]:
+        if len(moved) == 1 and len(args) > bias and args[bias] is moved[0]:
             return None  # a bias has a place of its own in each op: left to differentiation
         return swapped((bias,)) if len(moved) == 1 else None
     if target in _SUMS:
-        first, second = (tangents.get(a) if isinstance(a, fx.Node) else None for a in node.args[:2])
-        return call(_summed, env[node], first, second, _SUMS[target] * node.kwargs.get("alpha", 1))
+        first, second = (tangents.get(a) if isinstance(a, fx.Node) else None for a in args[:2])
+        return call(_summed, env[node], first, second, _SUMS[target] * kwargs.get("alpha", 1))
     if target == aten.rsub.Scalar:
-        return call(_negated, tangents[node.args[0]], node.args[2] if len(node.args) > 2 else 1)
+        return call(_negated, tangents[args[0]], args[2] if len(args) > 2 else 1)
     if target in JOINS:
-        parts = [tangents[p] if p in tangents else call(torch.zeros_like, env[p]) for p in node.args[0]]
-        return graph.call_function(target, (parts, *map_arg(node.args[1:], env.__getitem__)))
+        parts = [tangents[p] if p in tangents else call(torch.zeros_like, env[p]) for p in args[0]]
+        return graph.call_function(target, (parts, *map_arg(args[1:], env.__getitem__)))
     if target == aten.constant_pad_nd.default and len(moved) == 1:
-        return graph.call_function(target, (tangents[node.args[0]], map_arg(node.args[1], env.__getitem__), 0))
-    if target == aten.masked_fill.Scalar and node.args[0] in tangents:
-        return graph.call_function(target, (tangents[node.args[0]], env[node.args[1]], 0))
-    if target == aten.where.self and node.args[0] not in tangents:
-        branches = (tangents.get(a) if isinstance(a, fx.Node) else None for a in node.args[1:])
-        return call(_chosen, env[node], env[node.args[0]], *branches)
+        return graph.call_function(target, (tangents[args[0]], map_arg(args[1], env.__getitem__), 0))
+    if target == aten.masked_fill.Scalar and args[0] in tangents:
+        return graph.call_function(target, (tangents[args[0]], env[args[1]], 0))
+    if target == aten.where.self and args[0] not in tangents:
+        branches = (tangents.get(a) if isinstance(a, fx.Node) else None for a in args[1:])
+        return call(_chosen, env[node], env[args[0]], *branches)
     return None
 
 
