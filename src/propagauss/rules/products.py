@@ -22,6 +22,7 @@ from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.precision import in_full_precision
+from propagauss.rules.arithmetic import independent_sum
 from propagauss.rules.registry import rule
 
 aten = torch.ops.aten
@@ -54,13 +55,16 @@ def _total(terms: list[Tensor]) -> Tensor:
 
 def _single(operands: Sequence[Value], names: list[Letters], result: Letters, chosen: tuple[int, ...]) -> Tensor:
     """`Σ G² Π v` for one set of operands."""
-    parts = [(x.variance, n) for i, (x, n) in enumerate(zip(operands, names, strict=True)) if i in chosen]  # type: ignore[union-attr]
-    others = [(mean_of(x), n) for i, (x, n) in enumerate(zip(operands, names, strict=True)) if i not in chosen]
+    tensors = [x.variance for i, x in enumerate(operands) if i in chosen and isinstance(x, Gaussian)]
+    labels = [n for i, n in enumerate(names) if i in chosen]
+    others = [mean_of(x) for i, x in enumerate(operands) if i not in chosen]
     if others:
-        kept = {c for _, n in parts for c in n} | set(result)
-        onto = sorted({c for _, n in others for c in n} & kept)
-        parts.append((_sum(*map(list, zip(*others, strict=True)), onto).square(), onto))
-    return _sum(*map(list, zip(*parts, strict=True)), result)
+        theirs = [n for i, n in enumerate(names) if i not in chosen]
+        kept = {c for n in labels for c in n} | set(result)
+        onto = sorted({c for n in theirs for c in n} & kept)
+        tensors.append(_sum(others, theirs, onto).square())
+        labels.append(onto)
+    return _sum(tensors, labels, result)
 
 
 def _joint(operands: Sequence[Value], names: list[Letters], result: Letters, chosen: tuple[int, ...]) -> Tensor:
@@ -122,7 +126,7 @@ def _read(equation: str, values: list[Tensor]) -> tuple[list[Letters], Letters]:
     left, arrow, right = equation.replace(" ", "").partition("->")
     words = left.split(",")
     names = [_letters(w, v.dim() - len(w.replace("...", ""))) for w, v in zip(words, values, strict=True)]
-    dots = max((-min(n) for n in names if n and min(n) < 0), default=0)
+    dots = -min([0, *(c for n in names for c in n)])
     if arrow:
         return names, _letters(right, dots)
     once = [c for c in sorted(set(left) - set(",.")) if left.count(c) == 1]
@@ -151,6 +155,16 @@ def stretched(x: Any, shape: Sequence[Any]) -> Any:
     if not isinstance(x, Gaussian) or x.shape == torch.Size(shape):
         return x
     return x.mapped(x.mean.expand(shape), lambda t: t.expand(shape))
+
+
+def sum_of(mean: Tensor, parts: list[Gaussian]) -> Gaussian:
+    """The sum of independent parts that broadcast to `mean`; one without samples is the same for every sample."""
+    sampled = any(p.is_full and p.covariance.shape[0] != 1 for p in parts)
+    wide = []
+    for part in parts:
+        shared = sampled and part.covariance.shape[0] == 1
+        wide.append(part.expanded(mean.shape) if shared else stretched(part, mean.shape))
+    return independent_sum(mean, wide)
 
 
 def reshaped(x: Value, shape: Sequence[Any]) -> Value:

@@ -73,7 +73,7 @@ def build_embedding_bag(site: Site) -> Built | None:
     """Variances only: how a bag of rows of a random table depends on the table is left to the general rule."""
     if site.options.full:
         return None
-    given = named(site.op, site.args, site.kwargs)
+    given = named(site)
     names = ("weight", "indices", "offsets", "mode", "per_sample_weights", "include_last_offset")
     inputs = (*(given[name] for name in names), given.get("padding_idx"))
     note = "routed by the largest mean" if given["mode"] == 2 else "exact; table and weights taken as independent"
@@ -130,7 +130,7 @@ def build_grouped_mm(site: Site) -> Built | None:
     """Rows of one matrix meet one of several others. Which rows make a sample is not known: variances only."""
     if site.options.full:
         return None
-    given = named(site.op, site.args, site.kwargs)
+    given = named(site)
     inputs = tuple(given[a.name] for a in site.op._schema.arguments)
     return Built(grouped_mm, inputs, "factors taken as independent: exact moments")
 
