@@ -1,5 +1,6 @@
 """Weights that the model computes or looks up, with variances only: literal sums of squares of the Jacobian."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from torch.nn.utils import parametrizations
 
 import propagauss as pg
 from propagauss.rules.fixed import certain, copy
-from propagauss.rules.registry import FUNCTIONS, MEAN_ONLY
+from propagauss.rules.registry import BUILDERS, FUNCTIONS, MEAN_ONLY
 from propagauss.rules.scatter import scatter_value_add
-from propagauss.rules.weights import embedding_bag, grouped_mm, weight_norm_interface
+from propagauss.rules.weights import embedding_bag, grouped_mm, grouped_mm_of_transformers, weight_norm_interface
 
 aten = torch.ops.aten
 
@@ -107,6 +108,11 @@ def test_products_with_experts() -> None:
         g = grouped_mm(*given, offsets)
         torch.testing.assert_close(g.mean, aten._grouped_mm(m, w, offsets), rtol=0, atol=0)
         torch.testing.assert_close(g.variance, expected)
+        importlib.import_module("transformers.integrations.moe")  # it brings an op of its own for the same thing
+        same = grouped_mm_of_transformers(*given, offsets)
+        torch.testing.assert_close(same.mean, g.mean)
+        torch.testing.assert_close(same.variance, g.variance)
+    assert torch.ops.transformers.grouped_mm_fallback.default in BUILDERS
 
 
 def test_only_shapes_and_types_are_read() -> None:

@@ -97,10 +97,24 @@ class Site(Protocol):
 
 Builder = Callable[[Site], "Built | None"]
 
-# positions of arguments that an op takes by their mean
+
+class OpTable(dict[Op, Any]):
+    """By op, or by its name `"library::op"` for an op of a package that may not be imported yet."""
+
+    def get(self, op: Op, default: Any = None) -> Any:
+        found = super().get(op)
+        if found is None and isinstance(op, torch._ops.OpOverload):
+            found = super().get(op.name())
+        return default if found is None else found
+
+    def __contains__(self, op: object) -> bool:
+        return self.get(op) is not None
+
+
+# positions of arguments that an op takes at their means: it reads shapes and types, or is flat almost everywhere
 MEAN_ONLY: dict[Op, tuple[int, ...]] = {}
-FUNCTIONS: dict[Op, FunctionRule] = {}
-BUILDERS: dict[Op, list[Builder]] = {}
+FUNCTIONS: dict[Op, FunctionRule] = OpTable()
+BUILDERS: dict[Op, list[Builder]] = OpTable()
 
 
 def rule(*ops: Op, note: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -110,7 +124,8 @@ def rule(*ops: Op, note: str = "") -> Callable[[Callable[..., Any]], Callable[..
     (or a tuple of them for an op with several results). At least one argument is a Gaussian; others may be plain.
 
     Args:
-        ops: such as `torch.ops.aten.softsign.default` or `torch.ops.mylib.swiglu.default`.
+        ops: such as `torch.ops.aten.softsign.default` or `torch.ops.mylib.swiglu.default`; or the name
+            `"mylib::swiglu"`, if `mylib` may be imported later.
         note: what is approximated, for the plan.
     """
 
