@@ -1,13 +1,12 @@
 """Products of several values, summed: every one of them is an Einstein sum `y_o = Σ Π_t x_t`.
 
 For independent operands, with `G_S` the means of the operands outside a set `S` of uncertain ones, contracted onto the
-letters of `S` and of the result:
+letters of `S` and of the result, and with `m` and `C` standing for `m mᵀ` and `C`, one letter for each of their sides:
 
-    variance:    Σ_S  Σ_{letters of S} G_S² Π_{s in S} v_s
-    covariance:  Σ_S  Σ_{letters of S, twice} G_S G_S' Π_{s in S} C_s
+    variance:    Σ_S  Σ_{letters of S} G_S² Π_{s in S} v_s                   over all sets S that are not empty
+    covariance:  Σ_t  Σ_{both letters} Π_{s < t} (m_s + C_s)  C_t  Π_{s > t} m_s     over the uncertain operands t
 
-over all sets `S` that are not empty: exact first two moments. A letter that is summed without being in `S` is summed
-before the square is taken.
+Exact first two moments. A letter that is summed without being in `S` is summed before the square is taken.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ def product(operands: Sequence[Value], letters: Sequence[Letters], result: Lette
     if first.is_full and len(uncertain) == 1:
         at, values = uncertain[0], [mean_of(x) for x in operands]
         return first.mapped(mean, lambda t: _sum([*values[:at], t, *values[at + 1 :]], names, result))
-    sets = [s for size in range(1, len(uncertain) + 1) for s in combinations(uncertain, size)]
     if not first.is_full:
+        sets = [s for size in range(1, len(uncertain) + 1) for s in combinations(uncertain, size)]
         return Gaussian.diagonal(mean, _total([_single(operands, names, result, s) for s in sets]))
-    total = _total([_joint(operands, names, result, s) for s in sets])
+    total = _total([_joint(operands, names, result, at) for at in uncertain])
     n = torch.Size(total.shape[1 : 1 + len(result)]).numel()
     return Gaussian.full(mean, total.reshape(total.shape[0], n, n))
 
@@ -67,8 +66,8 @@ def _single(operands: Sequence[Value], names: list[Letters], result: Letters, ch
     return _sum(tensors, labels, result)
 
 
-def _joint(operands: Sequence[Value], names: list[Letters], result: Letters, chosen: tuple[int, ...]) -> Tensor:
-    """`Σ G G' Π C` for one set of operands: `[batch, *result, *result again]`.
+def _joint(operands: Sequence[Value], names: list[Letters], result: Letters, at: int) -> Tensor:
+    """One term of the covariance: `[batch, *result, *result again]`.
 
     Each letter has a twin for the other side of the covariance. The first letter of an operand with samples counts
     them, perhaps times something else: it becomes two letters, of which the one that counts samples has no twin. An
@@ -85,18 +84,27 @@ def _joint(operands: Sequence[Value], names: list[Letters], result: Letters, cho
 
     tensors: list[Tensor] = []
     labels: list[Letters] = []
-    for i, (x, n) in enumerate(zip(operands, names, strict=True)):
-        front = [sample] if leading in n or (i in chosen and leading is None) else []
-        if i not in chosen:
+    for i in (at, *(i for i in range(len(names)) if i != at)):  # the covariance first: cheapest from the left
+        x, n = operands[i], names[i]
+        if isinstance(x, Gaussian) and i <= at:
+            front = [sample] if leading in n or leading is None else []
+            shape = [size // max(batch, 1) if c == leading else size for size, c in zip(x.shape, n, strict=True)]
+            matrix = x.covariance if i == at else _second_moment(x)
+            tensors.append(matrix.reshape([batch] * len(front) + shape + shape))
+            labels.append([*front, *n, *twin(n)])
+        else:
+            front = [sample] if leading in n else []
             value = _samples_first(mean_of(x), n, leading, batch)
             tensors += [value, value]
             labels += [front + n, front + twin(n)]
-            continue
-        assert isinstance(x, Gaussian)
-        shape = [size // max(batch, 1) if c == leading else size for size, c in zip(x.shape, n, strict=True)]
-        tensors.append(x.covariance.reshape([batch] * len(front) + shape + shape))
-        labels.append([*front, *n, *twin(n)])
     return _sum(tensors, labels, [sample, *result, *twin(result)])
+
+
+def _second_moment(x: Gaussian) -> Tensor:
+    """`E[x xᵀ]` of each sample."""
+    batch, n, _ = x.covariance.shape
+    rows = x.mean.reshape(batch, n, 1)
+    return x.covariance + rows * rows.mT
 
 
 def _samples_first(t: Tensor, letters: Letters, leading: int | None, batch: Any) -> Tensor:

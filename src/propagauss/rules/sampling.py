@@ -35,10 +35,16 @@ def grid_sample(x: Gaussian, grid: Tensor, mode: int, padding: int, align_corner
     def sample(t: Tensor) -> Tensor:
         return aten.grid_sampler(t, grid, mode, padding, align_corners)
 
-    def squared(v: Tensor) -> Tensor:
-        return sample(v) if mode == NEAREST else _bilinear_squared(v, grid, padding, align_corners)
+    def sample_rows(t: Tensor) -> Tensor:
+        """Rows of a covariance `[r, B, C, *sizes]` are more channels of the same maps."""
+        channels = t.movedim(0, 1).flatten(1, 2)
+        return sample(channels).unflatten(1, (t.shape[0], t.shape[2])).movedim(1, 0)
 
-    return x.mapped(sample(x.mean), sample, squared)
+    mean = sample(x.mean)
+    if x.is_full:
+        return x.mapped_rows(mean, sample_rows)
+    squares = sample(x.variance) if mode == NEAREST else _bilinear_squared(x.variance, grid, padding, align_corners)
+    return Gaussian.diagonal(mean, squares)
 
 
 def _bilinear_squared(v: Tensor, grid: Tensor, padding: int, align_corners: bool) -> Tensor:
