@@ -129,7 +129,7 @@ def hint(size: Any) -> int:
         return int(size)
     if free_unbacked_symbols(size):
         raise UnsupportedOpError(_data_dependent(size))
-    return int(size.node.hint)
+    return int(size.node.expr if size.node.hint is None else size.node.hint)  # no hint: the model fixed it later
 
 
 def remember_origins(graph: fx.Graph) -> None:
