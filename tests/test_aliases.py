@@ -100,6 +100,24 @@ def test_layers_of_a_usual_network(x: Tensor) -> None:
     torch.testing.assert_close(g.mean, model(x).detach())
 
 
+PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "zero": lambda h, y: (y[:, 0].zero_(), y + h)[1],
+    "a number": lambda h, y: (y.__setitem__((slice(None), 1), 5.0), y + h)[1],
+    "filled": lambda h, y: (y[:, 1:].fill_(2), y + h)[1],
+    "all": lambda h, y: (y.zero_(), y + h)[1],
+}
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_that_are_overwritten(part: str, covariance: Any, x: Tensor) -> None:
+    model = Skip(lambda h: h.clone(), PARTS[part]).eval()
+    net = pg.streamline(model, small(model), x, covariance=covariance)
+    for batch in (x, x[:1]):
+        torch.testing.assert_close(net(batch).mean, model(batch).detach())
+    assert (net(x).variance > 0).all()
+
+
 def test_a_sum_in_place_keeps_the_precision_of_its_left_side() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:

@@ -54,7 +54,11 @@ def refuse_training(graph: fx.Graph) -> None:
 def _is_training(node: fx.Node, name: str) -> bool:
     """Whether an op is told to be random, or to use the statistics of the batch."""
     if name in _RECURRENT:  # dropout between layers
-        return argument(node, 4, "num_layers") != 1 and bool(argument(node, 6, "train")) and _positive(argument(node, 5, "dropout"))
+        return (
+            argument(node, 4, "num_layers") != 1
+            and bool(argument(node, 6, "train"))
+            and _positive(argument(node, 5, "dropout"))
+        )
     if name not in _TRAINING_FLAG:
         return False
     position, flag = _TRAINING_FLAG[name]

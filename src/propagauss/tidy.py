@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from propagauss.graph import argument, call, dtype_of, replace, shape_of
+from propagauss.graph import argument, call, dtype_of, is_open, replace, shape_of
 
 aten = torch.ops.aten
 
@@ -63,15 +63,16 @@ def _simpler(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 def _filled(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     """`x.zero_()` and `x.fill_(c)` take only sizes from `x`."""
     x: Any = node.args[0]
+    value: Any = node.args[1] if node.target != aten.zero.default else 0
+    if isinstance(value, fx.Node) and dtype_of(value) != dtype_of(node):
+        return None
+    like = node.meta["val"]
     with graph.inserting_before(node):
-        if node.target == aten.zero.default:
-            return call(graph, node, aten.zeros_like.default, x)
-        value: Any = node.args[1]
-        if node.target == aten.fill.Scalar:
-            return call(graph, node, aten.full_like.default, x, value)
-        if dtype_of(value) != dtype_of(x):
-            return None
-        return call(graph, node, aten.add.Tensor, call(graph, node, aten.zeros_like.default, x), value)
+        sizes = [call(graph, node, aten.sym_size.int, x, i) if is_open(s) else s for i, s in enumerate(like.shape)]
+        plain = 0 if isinstance(value, fx.Node) else value
+        new = graph.call_function(aten.full.default, (sizes, plain), {"dtype": like.dtype, "device": like.device})
+        new.meta = dict(node.meta)
+        return call(graph, node, aten.add.Tensor, new, value) if isinstance(value, fx.Node) else new
 
 
 def _unmoved(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
