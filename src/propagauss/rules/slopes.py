@@ -213,7 +213,7 @@ def _minimum(y: Tensor, args: tuple[Any, ...], tangents: tuple[Tangent, ...]) ->
     return _first_if_larger(y, *reversed(args), *tangents)
 
 
-@_register(aten.where.self)
+@_register(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
 def _where(y: Tensor, args: tuple[Any, ...], tangents: tuple[Tangent, ...]) -> Tangent:
     return _chosen(y, args[0], tangents[1], tangents[2])
 
