@@ -1,9 +1,9 @@
 """Judge cases of the battery.
 
-    python -m referee                                  # all, each with the posterior of its turn: the table
-    python -m referee --failures                       # what is wrong, worst first, and what is refused
-    python -m referee "h + -0.9 Linear(h)" --plan      # one case (a part of the name or heading will do), with its plan
-    python -m referee --every --examples 300 --write docs/referee.md      # the long run: all posteriors, random models
+python -m referee                                  # all, each with the posterior of its turn: the table
+python -m referee --failures                       # what is wrong, worst first, and what is refused
+python -m referee "h + -0.9 Linear(h)" --plan      # one case (a part of the name or heading will do), with its plan
+python -m referee --every --examples 300 --write docs/referee.md      # the long run: all posteriors, random models
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 import propagauss as pg
-from referee.battery import BATTERY
 from referee.case import Case
+from referee.cases import BATTERY
 from referee.table import MODES, failures, table, verdicts, write
 from referee.truth import random_posterior
 
@@ -38,7 +38,9 @@ def main() -> int:
     if args.plan:
         for case in chosen:
             _print_plans(case)
-    found = verdicts(chosen, (args.mode,) if args.mode else MODES, args.every, lambda line: print(line, file=sys.stderr))
+    found = verdicts(
+        chosen, (args.mode,) if args.mode else MODES, args.every, lambda line: print(line, file=sys.stderr)
+    )
     text = failures(found) if args.failures else table(chosen, found)
     if args.write:
         write(args.write, text)

@@ -131,7 +131,7 @@ def _low_rank(shapes: Any, generator: torch.Generator, scale: float, per_block: 
             d = torch.zeros(len(groups), per_block, *shapes[name], dtype=torch.float64)
             d[i] = math.sqrt(scale) * torch.randn(per_block, *shapes[name], generator=generator, dtype=torch.float64)
             directions[name] = d.flatten(0, 1)
-    wide = torch.cat([directions[n].flatten(1) for n in shapes], dim=1)
+    wide = torch.cat([d.reshape(len(d), -1) for d in (directions[n] for n in shapes)], dim=1)
     own = torch.diag(torch.cat([v.flatten() for v in variances.values()]))
     return pg.LowRankPosterior(variances, directions), own + wide.mT @ wide
 

@@ -92,6 +92,10 @@ ELEMENTWISE = [
         *_on(0.2, 0.9, **_torch("logit"), **{"ndtri": torch.special.ndtri, "log1p": torch.log1p}),
         *_on(1.2, 4.0, **_torch("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acosh", "lgamma", "digamma")),
         *_on(1.2, 4.0, **{"pow 0.5": lambda z: z**0.5, "pow -1": lambda z: z**-1, "to itself": lambda z: z**z}),
-        *_on(1.2, 4.0, **{"mvlgamma": lambda z: torch.special.multigammaln(z, 2), "polygamma": lambda z: torch.polygamma(1, z)}),
+        *_on(
+            1.2,
+            4.0,
+            **{"mvlgamma": lambda z: torch.special.multigammaln(z, 2), "polygamma": lambda z: torch.polygamma(1, z)},
+        ),
     )
 ]
