@@ -117,7 +117,7 @@ def _integrated(
 
 # -- single precision
 
-_IN_FLOAT32 = [(c, ("full", "diagonal")[i // 14 % 2]) for i, c in enumerate(BATTERY) if i % 14 == 0]
+_IN_FLOAT32 = [(c, ("full", "diagonal")[i // 28 % 2]) for i, c in enumerate(BATTERY) if i % 28 == 0]
 
 
 @pytest.mark.parametrize(("one", "mode"), _IN_FLOAT32, ids=str)

@@ -42,9 +42,12 @@ def stating(what: Statement) -> Iterator[None]:
     def attend_held(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *rest: Any, **more: Any) -> Any:
         return attend(held(q), held(k), v, None if attn_mask is None else held(attn_mask), *rest, **more)
 
+    def drop(t: Tensor, *_: Any, **__: Any) -> Tensor:
+        return t  # itself, as in evaluation mode; exported graphs forget that
+
     _stating.append(what)
     try:
-        with mock.patch.object(F, "scaled_dot_product_attention", attend_held):
+        with mock.patch.multiple(F, scaled_dot_product_attention=attend_held, dropout=drop):
             yield
     finally:
         _stating.pop()

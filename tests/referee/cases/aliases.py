@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from referee.case import case, linear, module, section
-from referee.truth import stop
+from referee.truth import stop, unless_stating
 
 SEQUENCE = (3, 4)  # positions and width
 
@@ -75,6 +76,13 @@ ALIASES = section(
     ),
     case("contiguous, then a product with itself", lambda m, x: (lambda h: h * h.contiguous())(m.l(x)), l=linear()),
     case("clone, then a sum with itself", lambda m, x: (lambda h: h + h.clone())(m.l(x)), l=linear()),
+    case("layer under no_grad", lambda m, x: _without_gradients(m, x), l=linear(), k=linear(4, 4)),
+    case("layer under autocast(enabled=False)", lambda m, x: _under_autocast(m, x), l=linear(), k=linear(4, 4)),
+    case("tensor made in the forward", lambda m, x: m.l(x) * torch.tensor([1.0, 2.0, -1.0, 0.5]).to(x), l=linear()),
+    case(
+        "masked_select, data-dependent size", lambda m, x: m.l(x) * m.l(x).masked_select(x[:, :4] > 0).sum(), l=linear()
+    ),
+    case("index-add of routed tokens", lambda m, x: _routed(m, x), r=linear(5, 2), e=linear()),
     case("buffer of zeros filled", lambda m, x: _filled(m.l(x)), l=linear()),
     case(
         "index-add loop over experts",
@@ -100,3 +108,24 @@ def _expert_loop(m: Any, x: Tensor) -> Tensor:
     for i, expert in enumerate(m.e):
         total = total + expert(x) * (weight[:, i] * (chosen == i))[:, None]
     return total
+
+
+def _without_gradients(m: Any, x: Tensor) -> Tensor:
+    """Gradients stop there, variances do not."""
+    h = m.l(x)
+    with nullcontext() if unless_stating(True) is None else torch.no_grad():
+        h = m.k(h).tanh()
+    return h.square()
+
+
+def _under_autocast(m: Any, x: Tensor) -> Tensor:
+    h = m.l(x)
+    with nullcontext() if unless_stating(True) is None else torch.autocast("cpu", enabled=False):
+        h = m.k(h).tanh()
+    return h.square()
+
+
+def _routed(m: Any, x: Tensor) -> Tensor:
+    """One expert, on the tokens that the router sends to it."""
+    (chosen,) = torch.where(m.r(x).argmax(-1) == 0)
+    return torch.zeros(x.shape[0], 4, dtype=x.dtype).index_add(0, chosen, m.e(x[chosen]))

@@ -57,7 +57,6 @@ _CALLS: dict[str, Function] = {
     "remainder": lambda z: torch.remainder(z, 0.7),
     "fmod": lambda z: torch.fmod(z, 0.7),
     "floor divide": lambda z: z - torch.div(z, 0.7, rounding_mode="floor"),
-    "heaviside": lambda z: torch.heaviside(z, torch.zeros_like(z)),
     "copysign": lambda z: torch.copysign(torch.full_like(z, 2.0), z) + z,
     "ldexp": lambda z: torch.ldexp(z, torch.tensor(2)),
     "lerp": lambda z: torch.lerp(z, torch.full_like(z, 2.0), 0.3),

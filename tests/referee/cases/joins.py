@@ -135,6 +135,12 @@ JOINS = section(
         t=(2, 5),
         x=SEQUENCE,
     ),
+    case(
+        "torch.multiply and torch.subtract",
+        lambda m, x: torch.subtract(torch.multiply(m.l(x), m.k(x)), x[:, :4]),
+        l=linear(),
+        k=linear(),
+    ),
     case("PReLU", lambda m, x: m.p(m.l(x)), l=linear(), p=lambda: nn.PReLU(4)),
     case("Swish with a random slope", lambda m, x: (lambda h: h * torch.sigmoid(m.b * h))(m.l(x)), l=linear(), b=(4,)),
     case("Snake", lambda m, x: (lambda h: h + (m.a * h).sin().square() / m.a)(m.l(x)), l=linear(), a=(4,)),

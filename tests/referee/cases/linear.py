@@ -46,6 +46,13 @@ LINEAR = section(
         b=(3,),
         l=linear(),
     ),
+    case(
+        "addmm, beta and alpha, fixed input",
+        lambda m, x: torch.addmm(m.b, x, m.w, beta=0.5, alpha=2.0),
+        w=(5, 3),
+        b=(3,),
+    ),
+    case("addmm, random bias alone", lambda m, x: torch.addmm(m.b, x, x.new_ones(5, 3), beta=0.5), b=(3,)),
     case("baddbmm", lambda m, x: torch.baddbmm(m.b, m.l(x), m.l(x).mT), b=(3, 3), l=linear(), x=(3, 5)),
     case("nn.Bilinear", lambda m, x: m.l(x, x.sin()), l=lambda: nn.Bilinear(5, 5, 3)),
     case("nn.Bilinear, fixed bias", lambda m, x: m.l(x, x.sin()), l=lambda: nn.Bilinear(5, 5, 3), random=("l.weight",)),
@@ -72,6 +79,7 @@ LINEAR = section(
     case("LoRA branch", lambda m, x: m.l(x) + 2 * F.linear(F.linear(x, m.a), m.b), l=linear(), b=(4, 2), a=(2, 5)),
     case("product of two weights", lambda m, x: F.linear(x, m.w1 @ m.w2), w1=(4, 3), w2=(3, 5)),
     case("gated weight W * g", lambda m, x: F.linear(x, m.w * m.g), w=(4, 5), g=(4, 1)),
+    case("gated weight, gate of inputs", lambda m, x: F.linear(x, m.w * m.g, m.b), w=(4, 5), g=(5,), b=(4,)),
     case(
         "weight of a random input, computed",
         lambda m, x: F.linear(m.l(x), m.w.tanh(), m.b),
