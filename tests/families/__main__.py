@@ -1,9 +1,9 @@
 """Command line of the survey.
 
-    python -m families run                       # what has no record yet
-    python -m families run --failures            # again what did not work
-    python -m families run --only 'graph/*'      # again what matches
-    python -m families summary                   # counts, and a table of reasons
+python -m families run                       # what has no record yet
+python -m families run --failures            # again what did not work
+python -m families run --only 'graph/*'      # again what matches
+python -m families summary                   # counts, and a table of reasons
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from families.shrink import IMAGE, LENGTH, VOCABULARY
+from families.shrink import IMAGE, LENGTH
 
 BATCH = 2
 

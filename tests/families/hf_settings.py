@@ -22,9 +22,19 @@ def _resnet(*stages: str) -> Settings:
     }
 
 
-_DETR = {"use_timm_backbone": False, "backbone": None, "backbone_config": _resnet("stage4"), "use_pretrained_backbone": False}
+_DETR = {
+    "use_timm_backbone": False,
+    "backbone": None,
+    "backbone_config": _resnet("stage4"),
+    "use_pretrained_backbone": False,
+}
 _SEVERAL = {**_DETR, "backbone_config": _resnet("stage2", "stage3", "stage4")}
-_RT = {"backbone_config": {**_resnet("stage2", "stage3", "stage4"), "model_type": "rt_detr_resnet"}, "encoder_in_channels": [8, 16, 16], "decoder_in_channels": [32, 32, 32], "feat_channels": [32, 32, 32]}
+_RT = {
+    "backbone_config": {**_resnet("stage2", "stage3", "stage4"), "model_type": "rt_detr_resnet"},
+    "encoder_in_channels": [8, 16, 16],
+    "decoder_in_channels": [32, 32, 32],
+    "feat_channels": [32, 32, 32],
+}
 _SWIN = {
     "model_type": "swin",
     "image_size": 64,
@@ -34,7 +44,14 @@ _SWIN = {
     "num_heads": [2, 2, 2, 2],
     "out_features": ["stage1", "stage2", "stage3", "stage4"],
 }
-_MASKS = {"backbone_config": _SWIN, "feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "num_queries": 4, "fpn_feature_size": 32}
+_MASKS = {
+    "backbone_config": _SWIN,
+    "feature_size": 32,
+    "mask_feature_size": 32,
+    "hidden_dim": 32,
+    "num_queries": 4,
+    "fpn_feature_size": 32,
+}
 _WINDOWS = {"image_size": 64, "window_size": 2, "patch_size": 4}
 _DPT = {"neck_hidden_sizes": [8, 8, 8, 8], "backbone_out_indices": [0, 1, 2, 3], "num_hidden_layers": 4}
 _DINO = {
@@ -48,13 +65,18 @@ _DINO = {
     "reshape_hidden_states": False,
     "apply_layernorm": True,
 }
-_DEPTH = {"backbone_config": _DINO, "neck_hidden_sizes": [8, 8, 8, 8], "reassemble_hidden_size": 16, "fusion_hidden_size": 8}
+_DEPTH = {
+    "backbone_config": _DINO,
+    "neck_hidden_sizes": [8, 8, 8, 8],
+    "reassemble_hidden_size": 16,
+    "fusion_hidden_size": 8,
+}
 _SERIES = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 1}
 
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 _HALF_SECTIONS = {**_SECTIONS, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
 _SAM = {"prompt_encoder_config.image_embedding_size": 2, "prompt_encoder_config.image_size": 32}
-SECTIONS = "qwen2_vl qwen2_5_vl qwen2_5_omni_thinker glm46v glm4v glm_image glm_ocr paddleocr_vl".split()
+SECTIONS = ["qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "glm46v", "glm4v", "glm_image", "glm_ocr", "paddleocr_vl"]
 
 SETTINGS: dict[str, Settings] = {
     **{kind: {"text_config.rope_parameters": _SECTIONS} for kind in SECTIONS},
@@ -95,7 +117,11 @@ SETTINGS: dict[str, Settings] = {
     "informer": _SERIES,
     "time_series_transformer": _SERIES,
     "efficientnet": {"image_size": 32, "width_coefficient": 0.25, "depth_coefficient": 0.2, "hidden_dim": 320},
-    "align": {"vision_config.width_coefficient": 0.25, "vision_config.depth_coefficient": 0.2, "vision_config.hidden_dim": 320},
+    "align": {
+        "vision_config.width_coefficient": 0.25,
+        "vision_config.depth_coefficient": 0.2,
+        "vision_config.hidden_dim": 320,
+    },
     "bit": {"num_groups": 4},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 4},
     "reformer": {
@@ -154,10 +180,21 @@ def _naflex(config: Any) -> dict[str, Any]:
     }
 
 
-TOWERS = (
-    "qwen2_vl_vision qwen2_5_vl_vision qwen3_vl_vision qwen3_vl_moe_vision qwen3_5_vision qwen3_5_moe_vision glm4v_vision "
-    "glm4v_moe_vision glm_ocr_vision qwen4_exp_vision exaone4_5_vision cohere_compass_vision glm5_next_vision"
-).split()
+TOWERS = [
+    "qwen2_vl_vision",
+    "qwen2_5_vl_vision",
+    "qwen3_vl_vision",
+    "qwen3_vl_moe_vision",
+    "qwen3_5_vision",
+    "qwen3_5_moe_vision",
+    "glm4v_vision",
+    "glm4v_moe_vision",
+    "glm_ocr_vision",
+    "qwen4_exp_vision",
+    "exaone4_5_vision",
+    "cohere_compass_vision",
+    "glm5_next_vision",
+]
 
 ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     **dict.fromkeys(TOWERS, _patches),

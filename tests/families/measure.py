@@ -41,7 +41,7 @@ def measure(family: Family, say: Say) -> None:
         result = streamlined(model, names, example, y)
         say(which, {"random": len(names), **result})
         traced = traced or result["status"] != "refused" or bool(result["ops"])
-        if result["status"] == "ok":
+        if result["status"] in ("ok", "variance"):
             say("stage", f"truth of {which}")
             say(f"truth_{which}", _first_order(model, names, example))
     say("stage", "export")
@@ -155,7 +155,9 @@ def _where(error: Exception) -> str:
     step = error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
-        frames.append((code.co_filename, f"{'/'.join(code.co_filename.split('/')[-2:])}:{step.tb_lineno} {code.co_name}"))
+        frames.append(
+            (code.co_filename, f"{'/'.join(code.co_filename.split('/')[-2:])}:{step.tb_lineno} {code.co_name}")
+        )
         step = step.tb_next
     ours = [text for file, text in frames if "propagauss" in file]
     return " < ".join(dict.fromkeys([frames[-1][1], *ours[-2:][::-1]]))

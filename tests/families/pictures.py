@@ -81,11 +81,28 @@ def _smallest_first(names: list[str]) -> list[str]:
 
 
 def _torchvision() -> list[Family]:
-    small = (
-        "alexnet vgg11 resnet18 squeezenet1_1 densenet121 inception_v3 googlenet shufflenet_v2_x0_5 mobilenet_v2 "
-        "mobilenet_v3_small resnext50_32x4d wide_resnet50_2 mnasnet0_5 efficientnet_b0 regnet_y_400mf vit_b_32 swin_t "
-        "swin_v2_t maxvit_t convnext_tiny"
-    ).split()
+    small = [
+        "alexnet",
+        "vgg11",
+        "resnet18",
+        "squeezenet1_1",
+        "densenet121",
+        "inception_v3",
+        "googlenet",
+        "shufflenet_v2_x0_5",
+        "mobilenet_v2",
+        "mobilenet_v3_small",
+        "resnext50_32x4d",
+        "wide_resnet50_2",
+        "mnasnet0_5",
+        "efficientnet_b0",
+        "regnet_y_400mf",
+        "vit_b_32",
+        "swin_t",
+        "swin_v2_t",
+        "maxvit_t",
+        "convnext_tiny",
+    ]
     names = [*small, *(f"segmentation.{n}" for n in SEGMENTATION), *(f"video.{n}" for n in VIDEO)]
     return [Family(f"torchvision/{name}", partial(_torchvision_member, name)) for name in names]
 

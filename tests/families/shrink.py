@@ -160,7 +160,9 @@ def _shorter(name: str, value: Any) -> Any:
         small = [1] * len(value)
     elif re.search(r"heads", name):
         small = [min(v, 2) for v in value]
-    elif re.search(r"hidden_sizes$|embed_dims?$|embed_dim_per_stage|dims$|neck_hidden_sizes", name) and min(value) >= 16:
+    elif (
+        re.search(r"hidden_sizes$|embed_dims?$|embed_dim_per_stage|dims$|neck_hidden_sizes", name) and min(value) >= 16
+    ):
         small = [8 * (1 + i) for i in range(len(value))] if len(set(value)) > 1 else [16] * len(value)
     elif name in ("conv_dim", "tdnn_dim"):
         small = [16] * len(value)
