@@ -75,7 +75,11 @@ _SERIES = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2],
 
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 _HALF_SECTIONS = {**_SECTIONS, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
-_SAM = {"prompt_encoder_config.image_embedding_size": 2, "prompt_encoder_config.image_size": 32}
+_SAM = {
+    "prompt_encoder_config.image_embedding_size": 2,
+    "prompt_encoder_config.image_size": 32,
+    "vision_config.num_pos_feats": 16,
+}
 SECTIONS = ["qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "glm46v", "glm4v", "glm_image", "glm_ocr", "paddleocr_vl"]
 
 SETTINGS: dict[str, Settings] = {
@@ -148,8 +152,7 @@ SETTINGS: dict[str, Settings] = {
     "longformer": {"attention_window": 4},
     "perceiver": {"num_blocks": 1, "num_self_attends_per_block": 2, "d_latents": 32},
     "moonshine_streaming": {"num_key_value_heads": 2},
-    "musicgen": {"dropout": 0.0},
-    "musicgen_melody": {"dropout": 0.0},
+    "step3p7": {"text_config.sliding_window": 4},
     "siglip2": {"vision_config.num_patches": 16, "vision_config.patch_size": 4},
     "siglip2_vision_model": {"num_patches": 16, "patch_size": 4},
     "vitmatte": {"backbone_config.out_features": ["stage2"]},
@@ -200,6 +203,9 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     **dict.fromkeys(TOWERS, _patches),
     "siglip2": _naflex,
     "siglip2_vision_model": _naflex,
+    **dict.fromkeys(["musicgen", "musicgen_melody"], lambda _: {"input_ids": torch.randint(0, 32, (8, 8))}),
+    "moonshine": lambda _: {"input_values": torch.randn(2, 3200)},
+    "muse_spark_audio": lambda _: {"input_values": torch.randn(2, 960)},
     "vit_mae": lambda _: {"noise": torch.rand(2, 4)},
     "wav2vec2-bert": lambda _: {"input_features": torch.randn(2, 16, 160)},
     "audio-spectrogram-transformer": lambda _: {"input_values": torch.randn(2, 64, 32)},
