@@ -19,7 +19,7 @@ import torch
 
 from families import report, sources
 from families.family import Family
-from families.runner import Record, read, run
+from families.runner import Limits, Record, read, run
 
 RESULTS = Path(__file__).parents[2] / "results" / "cache" / "families.jsonl"
 
@@ -36,7 +36,7 @@ def main() -> None:
         if args.command == "list":
             print(*[f.name for f in source() if _matches(f, args.only)], sep="\n")
         else:
-            run(_chosen(source(), args), args.results, args.seconds, args.gigabytes)
+            run(_chosen(source(), args), args.results, Limits(args.seconds, args.gigabytes, args.quick))
     if args.command == "run":
         print(report.summary(read(args.results), args.examples))
 
@@ -67,7 +67,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="with --only: skip what has a record")
     parser.add_argument("--failures", action="store_true", help="run again what has a record that is not all well")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the records, as JSON lines")
-    parser.add_argument("--seconds", type=float, default=90.0, help="limit for one family")
+    parser.add_argument("--quick", action="store_true", help="only everything random; the last block where that fails")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of processor time, limit for one family")
     parser.add_argument("--gigabytes", type=float, default=6.0, help="limit for one family")
     parser.add_argument("--examples", type=int, default=6, help="families named per reason in the summary")
     return parser.parse_args()
