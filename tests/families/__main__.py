@@ -26,8 +26,9 @@ RESULTS = Path(__file__).parents[2] / "results" / "cache" / "families.jsonl"
 
 def main() -> None:
     args = _arguments()
-    if args.command == "summary":
-        print(report.summary(read(args.results), args.examples))
+    if args.command in ("summary", "counts"):
+        records = read(args.results)
+        print(report.summary(records, args.examples) if args.command == "summary" else report.counts(records.values()))
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
@@ -62,7 +63,7 @@ def _works(record: Record) -> bool:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="families", description="Which model families propagauss takes.")
-    parser.add_argument("command", choices=["run", "list", "summary"])
+    parser.add_argument("command", choices=["run", "list", "summary", "counts"])
     parser.add_argument("--only", nargs="*", default=[], help="patterns such as 'timm/*'; these are run again")
     parser.add_argument("--resume", action="store_true", help="with --only: skip what has a record")
     parser.add_argument("--failures", action="store_true", help="run again what has a record that is not all well")

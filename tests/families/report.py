@@ -13,7 +13,7 @@ WHICH = {"last": "last block random", "all": "everything random"}
 
 def summary(records: dict[str, Record], examples: int = 6) -> str:
     """Counts by group, reasons by family, then what deserves a look although it works."""
-    parts = [_counts(records.values())]
+    parts = [counts(records.values())]
     for which, title in WHICH.items():
         parts.append(f"Failures, {title}\n\n{_reasons(_exportable(records.values()), which, examples)}")
     parts.append(f"Standard deviation off by more than 3\n\n{_off(records.values())}")
@@ -34,7 +34,7 @@ def status(record: Record, which: str) -> str:
     return record.get(which, {}).get("status", "not reached")
 
 
-def _counts(records: Iterable[Record]) -> str:
+def counts(records: Iterable[Record]) -> str:
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[record["name"].split("/")[0]].append(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -39,6 +40,7 @@ def read(path: Path) -> dict[str, Record]:
 def run(families: Iterable[Family], path: Path, limits: Limits) -> None:
     """Survey them one after another, and append a line for each."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    gc.freeze()  # a collection in a child would copy all that it shares with this process
     for family in families:
         record = survey(family, limits)
         with path.open("a") as file:
