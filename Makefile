@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PINNED := -c constraints.txt
 
-.PHONY: help demo test referee lint format docs bench setup clean distclean
+.PHONY: help demo test referee families lint format docs bench setup clean distclean
 
 help:
 	@echo "make demo     train, fit posteriors and compare predictions on bundled data"
@@ -16,6 +16,7 @@ help:
 	@echo "make format   apply ruff's fixes and formatting"
 	@echo "make docs     build the documentation into site/"
 	@echo "make bench    speed and memory against other libraries"
+	@echo "make families which model families streamline, and why the others do not (about an hour; resumes)"
 	@echo "make setup    only install what the targets above need"
 	@echo "make clean    remove what the targets above produced; distclean: .venv as well"
 
@@ -45,6 +46,9 @@ docs: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+families: $(VENV)/.dev
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m families run $(ARGS)
 
 setup: $(VENV)/.dev
 

@@ -11,6 +11,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from propagauss.graph import argument, call, dtype_of, is_open, replace, shape_of
+from propagauss.rules.aliases import ALIASES
 
 aten = torch.ops.aten
 
@@ -18,6 +19,13 @@ aten = torch.ops.aten
 _IDENTITIES = {
     *(aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default),
     *(aten.lift_fresh_copy.default, aten.positive.default),
+    # these where they change nothing
+    *(aten.expand.default, aten.expand_as.default, aten.view.default, aten.reshape.default),
+    *(aten._unsafe_view.default, aten.to.dtype, aten.type_as.default),
+}
+_DROPOUTS = {
+    *(aten.dropout.default, aten.feature_dropout.default),
+    *(aten.alpha_dropout.default, aten.feature_alpha_dropout.default),
 }
 _PERMUTATIONS = {aten.transpose.int, aten.permute.default, aten.swapaxes.default, aten.t.default, aten.mT.default}
 
@@ -38,8 +46,13 @@ def tidied(program: ExportedProgram) -> ExportedProgram:
 def _simpler(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     """What a node may be replaced by, if there is anything."""
     args: Any = node.args
-    if node.target in _IDENTITIES:
+    if node.target in _IDENTITIES or (node.target in _DROPOUTS and not argument(node, 2, "train", False)):
         return args[0] if _alike(node, args[0]) else None
+    if node.target in ALIASES:
+        with graph.inserting_before(node):
+            new = graph.call_function(ALIASES[node.target], node.args, node.kwargs)
+        new.meta = dict(node.meta)
+        return new
     if node.target == aten.copy.default:
         return args[1] if _alike(node, args[1]) else None
     if node.target == aten.cat.default:
