@@ -163,6 +163,7 @@ class Rewriter:
         if node.target is operator.getitem and node.args[0] in self.random and node.args[0] not in self.virtual:
             part = self.graph.node_copy(node, self.value)
             self.env[node] = self.graph.call_function(mean_of, (part,))
+            self._remember_mean(node)
             return
         self.env[node] = self._copy(node)
         self._remember_mean(node)
