@@ -31,7 +31,7 @@ from propagauss.graph import (
 )
 from propagauss.joint import Joint
 from propagauss.network import Streamlined
-from propagauss.patterns import AT_MEAN
+from propagauss.patterns import AT_MEAN, release
 from propagauss.plan import Plan, Step
 from propagauss.posterior.base import Posterior
 from propagauss.rules.activation import CLOSED, MomentMatched, elementwise
@@ -83,9 +83,10 @@ class Rewriter:
         self.built: set[fx.Node] = set()  # by rules that know the parameters of their layer
         self.moments: dict[fx.Node, tuple[MomentMatched, tuple[Any, ...]]] = {}
         self.owner: dict[fx.Node, fx.Node] = {}  # which op of the source a node of the new graph belongs to
+        self.downstream = self._downstream()
+        release(traced.graph, self.downstream)
         decided = decisions(traced.graph) if options.activation == "moments" else set()
         self.wanted = wanted(traced.graph, traced.outputs, decided)
-        self.downstream = self._downstream()
         self.chains = Chains(any_op=options.full and options.activation == "linearise")
         self.joint = Joint(self)
         self.steps: list[tuple[fx.Node, Step]] = []
