@@ -92,7 +92,7 @@ def first_order_variances(
     totals = [torch.zeros(()) for _ in wanted]
     for i in range(draws if moving else 0):
         at = tuple(values[n] for n in names)
-        _, moved = torch.func.jvp(outputs, at, tuple(moving[n][i].to(values[n].dtype) for n in names))
+        moved = torch.func.jvp(outputs, at, tuple(moving[n][i].to(values[n].dtype) for n in names))[1]
         totals = [t + m.square() / draws for t, m in zip(totals, moved, strict=True)]
     found = dict(zip(wanted, totals, strict=True))
     return [found.get(o) if isinstance(o, fx.Node) else None for o in traced.outputs]

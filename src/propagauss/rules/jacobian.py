@@ -196,13 +196,18 @@ def derivative(f: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor) -> Tensor
     except NotImplementedError:
         pass
     try:
-        value, backward = torch.func.vjp(many, points)
-        return torch.func.vjp(lambda u: backward(u)[0], torch.zeros_like(value))[1](rows)[0]
+        value, backward = _vjp(many, points)
+        return _vjp(lambda u: backward(u)[0], torch.zeros_like(value))[1](rows)[0]
     except RuntimeError:
-        value, backward = torch.func.vjp(f, x)
+        value, backward = _vjp(f, x)
         units = torch.eye(value.numel(), dtype=value.dtype, device=value.device).reshape(-1, *value.shape)
         gradients = torch.stack([backward(unit)[0] for unit in units])
         return (rows.flatten(1) @ gradients.flatten(1).mT).reshape(-1, *value.shape)
+
+
+def _vjp(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
+    found: Any = torch.func.vjp(f, x)
+    return found
 
 
 def _each(f: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
