@@ -6,15 +6,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PINNED := -c constraints.txt
 
-.PHONY: help demo test lint format docs bench setup clean distclean
+.PHONY: help demo test referee families lint format docs bench setup clean distclean
 
 help:
 	@echo "make demo     train, fit posteriors and compare predictions on bundled data"
 	@echo "make test     run the tests with coverage"
+	@echo "make referee  every op and many random models against an independent truth; writes docs/referee.md"
 	@echo "make lint     ruff check, ruff format --check, pyright"
 	@echo "make format   apply ruff's fixes and formatting"
 	@echo "make docs     build the documentation into site/"
 	@echo "make bench    speed and memory against other libraries"
+	@echo "make families which model families streamline, and why the others do not (about an hour; resumes)"
 	@echo "make setup    only install what the targets above need"
 	@echo "make clean    remove what the targets above produced; distclean: .venv as well"
 
@@ -24,6 +26,11 @@ demo: $(VENV)/.demo
 # One thread per worker: the tests are many small operations, and more threads than cores slow them down.
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+# The long run: all posteriors, more random models. EXAMPLES=1000 tries that many of them.
+EXAMPLES ?= 300
+referee: $(VENV)/.dev
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m referee --every --examples $(EXAMPLES) --write docs/referee.md $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -39,6 +46,9 @@ docs: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+families: $(VENV)/.dev
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m families run $(ARGS)
 
 setup: $(VENV)/.dev
 

@@ -45,10 +45,11 @@ def argument(node: fx.Node, position: int, name: str, default: Any = None) -> An
 
 
 def reached(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes that depend on any of `sources`, these included."""
+    """The nodes whose values depend on any of `sources`, these included; that their size does is not enough."""
     found = set(sources)
     for node in graph.nodes:
-        if any(a in found for a in node.all_input_nodes):
+        size = isinstance(node.meta.get("val"), (int, torch.SymInt, torch.SymBool))
+        if not size and any(a in found for a in node.all_input_nodes):
             found.add(node)
     return found
 
@@ -135,7 +136,7 @@ def hint(size: Any) -> int:
         return int(size)
     if free_unbacked_symbols(size):
         raise UnsupportedOpError(_data_dependent(size))
-    return int(size.node.hint)
+    return int(size.node.expr if size.node.hint is None else size.node.hint)  # no hint: the model fixed it later
 
 
 def remember_origins(graph: fx.Graph) -> None:

@@ -98,7 +98,7 @@ class Streamlined(nn.Module):
         return super()._apply(fn, recurse)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._single and len(args) == 1 and not kwargs:
+        if self._single and len(args) == 1 and not kwargs and not isinstance(args[0], (tuple, list, dict)):
             leaves: list[Any] = [args[0]]
             self.slots[0].check(0, args[0])
         else:

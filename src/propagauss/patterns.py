@@ -103,7 +103,7 @@ def _comes_from_product(node: fx.Node, from_input: set[fx.Node]) -> bool:
         current = stack.pop()
         if current.target in _PRODUCTS:
             factors = current.args[1:3] if current.target == aten.baddbmm.default else current.args[:2]
-            if all(f in from_input for f in factors):
+            if len(factors) == 2 and all(f in from_input for f in factors):
                 return True
         if current.target in _BETWEEN:
             stack.extend(a for a in current.all_input_nodes if is_float(a))
@@ -118,7 +118,7 @@ def _goes_to_product(node: fx.Node) -> bool:
     while stack:
         source, user = stack.pop()
         if user.target in _PRODUCTS:
-            left = user.args[1] if user.target == aten.baddbmm.default else user.args[0]
+            left = argument(user, *((1, "batch1") if user.target == aten.baddbmm.default else (0, "self")))
             if left is source:
                 return True
         elif user.target in _BETWEEN:

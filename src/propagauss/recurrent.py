@@ -74,10 +74,9 @@ def _layer(step: Step, *args: Any) -> tuple[Tensor, ...] | None:
     if training and dropout > 0 and layers > 1:
         raise InputError("a recurrent layer is in training mode, where its dropout is random: call model.eval() first")
     first = tuple(first) if isinstance(first, (tuple, list)) else (first,)
-    time = x.dim() - 2 if batch_first or x.dim() == 2 else 0  # a sequence without a batch is [T, D]
-    x = x.transpose(0, 1) if time == 0 and x.dim() == 3 else x
-    per_direction = len(weights) // (layers * (2 if bidirectional else 1))
+    x = x if batch_first else x.transpose(0, 1)
     directions = 2 if bidirectional else 1
+    per_direction = len(weights) // (layers * directions)
     last: list[State] = []
     for layer in range(layers):
         outputs = []
@@ -88,14 +87,14 @@ def _layer(step: Step, *args: Any) -> tuple[Tensor, ...] | None:
             last.append(state)
             outputs.append(states)
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
-    x = x.transpose(0, 1) if time == 0 and x.dim() == 3 else x
+    x = x if batch_first else x.transpose(0, 1)
     return (x, *(torch.stack(parts) for parts in zip(*last, strict=True)))
 
 
 def _sequence(
     step: Step, x: Tensor, state: State, weights: Sequence[Tensor], biases: bool, reverse: bool
 ) -> tuple[State, Tensor]:
-    """One direction of one layer: `x [B, T, D]` (or `[T, D]`) -> the last state and `h` of all steps `[B, T, H]`."""
+    """One direction of one layer: `x [B, T, D]` -> the last state and `h` of all steps `[B, T, H]`."""
     w_ih, w_hh, *rest = weights
     b_ih, b_hh = (rest.pop(0), rest.pop(0)) if biases else (None, None)
     own = (w_hh, b_hh, rest[0] if rest else None)
@@ -109,9 +108,9 @@ def _sequence(
 
 
 def _cell(step: Step, x: Tensor, state: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
-    states = tuple(state) if isinstance(state, (tuple, list)) else (state,)
+    states: State = tuple(state) if isinstance(state, (tuple, list)) else (state,)
     new = step(F.linear(x, w_ih, b_ih), states, (w_hh, b_hh, None))
-    return new if len(new) > 1 else new[0]
+    return new[0] if len(new) == 1 else new
 
 
 def _unrollers() -> dict[Any, Callable[..., Any]]:

@@ -260,9 +260,12 @@ class Rewriter:
             return False  # a product of a value with itself, which rules for products take for one of strangers
         if not self.options.full or not any(r in self.unbatched for r in random):
             return True
+        if node in self.unbatched:  # not to be broadcast: the first dimension of a parameter is no batch
+            same = shape_of(random[0]) == shape_of(node)
+            return len(random) == 1 and node.target not in STORED and (same or not is_pointwise(node.target))
         if node.target in STORED:
             return self._is_layer(node, random)
-        return node in self.unbatched or node.target in BROADCASTING or is_pointwise(node.target)
+        return node.target in BROADCASTING or is_pointwise(node.target)
 
     def _is_layer(self, node: fx.Node, random: list[fx.Node]) -> bool:
         """Whether the values without a batch are stored weights, and the input has a batch."""

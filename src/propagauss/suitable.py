@@ -54,9 +54,15 @@ def refuse_training(graph: fx.Graph) -> None:
 def _is_training(node: fx.Node, name: str) -> bool:
     """Whether an op is told to be random, or to use the statistics of the batch."""
     if name in _RECURRENT:  # dropout between layers
-        return bool(argument(node, 6, "train")) and _positive(argument(node, 5, "dropout")) and node.args[4] != 1
-    active = name in _TRAINING_FLAG and bool(argument(node, *_TRAINING_FLAG[name]))
-    return active and ("dropout" not in name or _positive(argument(node, 1, "p")))
+        return (
+            argument(node, 4, "num_layers") != 1
+            and bool(argument(node, 6, "train"))
+            and _positive(argument(node, 5, "dropout"))
+        )
+    if name not in _TRAINING_FLAG:
+        return False
+    position, flag = _TRAINING_FLAG[name]
+    return bool(argument(node, position, flag)) and ("dropout" not in name or _positive(argument(node, 1, "p")))
 
 
 def _positive(p: Any) -> bool:

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from propagauss.graph import argument, call, dtype_of, replace, shape_of
+from propagauss.graph import argument, call, dtype_of, is_open, replace, shape_of
+from propagauss.rules.aliases import ALIASES
 
 aten = torch.ops.aten
 
@@ -18,6 +19,13 @@ aten = torch.ops.aten
 _IDENTITIES = {
     *(aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default),
     *(aten.lift_fresh_copy.default, aten.positive.default),
+    # these where they change nothing
+    *(aten.expand.default, aten.expand_as.default, aten.view.default, aten.reshape.default),
+    *(aten._unsafe_view.default, aten.to.dtype, aten.type_as.default),
+}
+_DROPOUTS = {
+    *(aten.dropout.default, aten.feature_dropout.default),
+    *(aten.alpha_dropout.default, aten.feature_alpha_dropout.default),
 }
 _PERMUTATIONS = {aten.transpose.int, aten.permute.default, aten.swapaxes.default, aten.t.default, aten.mT.default}
 
@@ -29,18 +37,22 @@ def tidied(program: ExportedProgram) -> ExportedProgram:
     nothing, identities, permutations that cancel, and parts of a stack.
     """
     for node in list(program.graph.nodes):
-        if node.graph is program.graph and node.op == "call_function" and not node._erased:
-            new = _simpler(program.graph, node)
-            if new is not None:
-                replace(program, node, new)
+        new = _simpler(program.graph, node) if node.op == "call_function" else None
+        if new is not None:
+            replace(program, node, new)
     return program
 
 
 def _simpler(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     """What a node may be replaced by, if there is anything."""
     args: Any = node.args
-    if node.target in _IDENTITIES:
+    if node.target in _IDENTITIES or (node.target in _DROPOUTS and not argument(node, 2, "train", False)):
         return args[0] if _alike(node, args[0]) else None
+    if node.target in ALIASES:
+        with graph.inserting_before(node):
+            new = graph.call_function(ALIASES[node.target], node.args, node.kwargs)
+        new.meta = dict(node.meta)
+        return new
     if node.target == aten.copy.default:
         return args[1] if _alike(node, args[1]) else None
     if node.target == aten.cat.default:
@@ -64,25 +76,27 @@ def _simpler(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 def _filled(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     """`x.zero_()` and `x.fill_(c)` take only sizes from `x`."""
     x: Any = node.args[0]
+    value: Any = node.args[1] if node.target != aten.zero.default else 0
+    if isinstance(value, fx.Node) and dtype_of(value) != dtype_of(node):
+        return None
+    like = node.meta["val"]
     with graph.inserting_before(node):
-        if node.target == aten.zero.default:
-            return call(graph, node, aten.zeros_like.default, x)
-        value: Any = node.args[1]
-        if node.target == aten.fill.Scalar:
-            return call(graph, node, aten.full_like.default, x, value)
-        if dtype_of(value) != dtype_of(x):
-            return None
-        return call(graph, node, aten.add.Tensor, call(graph, node, aten.zeros_like.default, x), value)
+        sizes = [call(graph, node, aten.sym_size.int, x, i) if is_open(s) else s for i, s in enumerate(like.shape)]
+        plain = 0 if isinstance(value, fx.Node) else value
+        new = graph.call_function(aten.full.default, (sizes, plain), {"dtype": like.dtype, "device": like.device})
+        new.meta = dict(node.meta)
+        return call(graph, node, aten.add.Tensor, new, value) if isinstance(value, fx.Node) else new
 
 
 def _unmoved(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     """The source of permutations that cancel, and `stack(x, 1)` for `stack(x, 0).transpose(0, 1)`."""
-    order, current = list(range(len(shape_of(node) or ()))), node
+    order = list(range(len(shape_of(node) or ())))
+    current: Any = node
     while current.target in _PERMUTATIONS:
         step = _order(current)
         if step is None:
             return None
-        order, current = [step[i] for i in order], current.args[0]  # type: ignore[assignment]
+        order, current = [step[i] for i in order], current.args[0]
         if order == sorted(order):
             return current
     if current.target == aten.stack.default and len(order) > 1:
@@ -102,30 +116,28 @@ def _order(node: fx.Node) -> list[int] | None:
         return [d % n for d in dims]
     if n < 2:
         return None
-    first, second = (-2, -1) if node.target in (aten.t.default, aten.mT.default) else node.args[1:3]
+    args: Any = node.args
+    first, second = (-2, -1) if node.target in (aten.t.default, aten.mT.default) else args[1:3]
     order = list(range(n))
-    order[first], order[second] = order[second], order[first]  # type: ignore[index]
+    order[first], order[second] = order[second], order[first]
     return order
 
 
 def _part_of_stack(node: fx.Node) -> fx.Node | None:
     """`stack(x, d)[i]` along `d` is `x_i`, as in the last state of a recurrent layer."""
-    source: Any = node.args[0] if node.args else None
-    if not isinstance(source, fx.Node):
-        return None
-    if node.target is operator.getitem and source.target == aten.unbind.int:
-        source, dim, index = source.args[0], argument(source, 1, "dim", 0), node.args[1]
+    args: Any = node.args
+    if node.target is operator.getitem and getattr(args[0], "target", None) == aten.unbind.int:
+        source, dim, index = args[0].args[0], argument(args[0], 1, "dim", 0), args[1]
     elif node.target == aten.select.int:
-        dim, index = node.args[1:3]
+        source, dim, index = args
     elif node.target == aten.squeeze.dim:
-        dim, index = node.args[1], 0
+        source, dim, index = *args, 0
     else:
         return None
     if source.target != aten.stack.default or not isinstance(index, int):
         return None
-    parts: Any = source.args[0]
-    along = argument(source, 1, "dim", 0) % len(shape_of(source) or (0,))
-    if dim % len(shape_of(source) or (0,)) != along or (node.target == aten.squeeze.dim and len(parts) > 1):
+    parts, n = source.args[0], len(shape_of(source) or (0,))
+    if dim % n != argument(source, 1, "dim", 0) % n or (node.target == aten.squeeze.dim and len(parts) > 1):
         return None
     return parts[index] if -len(parts) <= index < len(parts) else None
 

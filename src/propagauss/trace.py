@@ -5,6 +5,7 @@ Exported without decompositions, so that `linear`, `gelu`, `layer_norm` stay who
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +59,11 @@ def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], p
 
 
 def trace(
-    model: nn.Module, example: Any, output: str | None = None, open_sequence: bool = False, random: Any = None
+    model: nn.Module,
+    example: Any,
+    output: str | None = None,
+    open_sequence: bool = False,
+    random: Collection[str] | None = None,
 ) -> Traced:
     """Export `model` as called on `example`, with the batch (first dimension of the inputs) left open if it can be.
 
@@ -145,7 +150,7 @@ def _constants(program: ExportedProgram, model: Wanted) -> tuple[dict[str, Tenso
 
 
 def _uncertain_recurrences(
-    program: ExportedProgram, model: Wanted, uncertain: list[bool], random: Any
+    program: ExportedProgram, model: Wanted, uncertain: list[bool], random: Collection[str] | None
 ) -> frozenset[int]:
     """Which recurrent calls, by their number, have a random parameter or an uncertain value before them."""
     graph = program.graph

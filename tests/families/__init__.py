@@ -1,1 +1,1 @@
-"""A survey of model families: which of them `propagauss` takes, and why the others fail. `python -m families --help`."""
+"""A survey of model families: which of them `propagauss` takes, and why the others fail (`python -m families`)."""

@@ -73,4 +73,4 @@ def _parameters(model: nn.Module, modules: list[str]) -> list[str]:
         owner = name.rpartition(".")[0]
         if owner in modules or any(_within(owner, m) for m in modules[-1:]):
             kept.append(name)
-    return kept
+    return kept or [name for name, _ in model.named_parameters()]

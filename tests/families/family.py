@@ -87,7 +87,7 @@ def trained_size(model: nn.Module) -> None:
     with torch.no_grad():
         for module in model.modules():
             for name, p in module.named_parameters(recurse=False):
-                if not p.is_floating_point():
+                if not p.is_floating_point() or not p.numel():
                     continue
                 if p.dim() > 1 and (name == "weight" or float(p.abs().max()) < 0.2):
                     fan = p.shape[-1] if isinstance(module, nn.Embedding) else p[0].numel()

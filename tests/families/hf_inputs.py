@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from families.shrink import IMAGE, LENGTH, VOCABULARY
+from families.shrink import IMAGE, LENGTH
 
 BATCH = 2
 
@@ -86,6 +86,7 @@ def makers(config: Any) -> dict[str, Any]:
         "flattened_patches": lambda: _flattened(config),
         "audio_values": lambda: torch.randn(BATCH, 1, 640),
         "audio_codes": lambda: torch.randint(0, 32, (BATCH, setting(config, "num_codebooks", default=4), LENGTH)),
+        "input_features_mask": lambda: torch.ones(BATCH, _mel(config).shape[-1], dtype=torch.long),
         "inputs": lambda: _ids(16),
         "entity_ids": lambda: _ids(2, 1),
     }
@@ -106,6 +107,7 @@ ALTERNATIVES: dict[str, list[Any]] = {
         lambda c: _mel(c)[:, None].transpose(2, 3),
         lambda c: torch.randn(BATCH, 800),
     ],
+    "past_values": [lambda c: torch.randn(BATCH, c.context_length, getattr(c, "num_input_channels", 1))],
 }
 
 
@@ -132,6 +134,11 @@ def examples(model: nn.Module, config: Any, given: dict[str, Any]) -> Iterator[d
         ["attention_mask"],
         ["inputs_embeds"],
         ["visual_feats", "visual_pos"],
+        ["actions", "rewards", "returns_to_go", "timesteps", "attention_mask"],
+        ["encoder_hidden_states"],
+        ["input_ids", "bbox", "decoder_input_ids"],
+        ["past_time_features", "past_observed_mask", "future_values", "future_time_features"],
+        ["input_features_mask"],
         ["future_values", "future_time_features"],
     ]
     if getattr(config, "is_encoder_decoder", False):

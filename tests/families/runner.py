@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -10,6 +11,7 @@ import signal
 import time
 import traceback
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,15 @@ from families.measure import measure
 Record = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """For one family. The time is that of the processor, since the machine may be busy; five times that is the end."""
+
+    seconds: float = 60.0
+    gigabytes: float = 6.0
+    quick: bool = False
+
+
 def read(path: Path) -> dict[str, Record]:
     """Records by name; a later line replaces an earlier one."""
     if not path.exists():
@@ -26,30 +37,32 @@ def read(path: Path) -> dict[str, Record]:
     return {r["name"]: r for r in map(json.loads, path.read_text().splitlines())}
 
 
-def run(families: Iterable[Family], path: Path, seconds: float, gigabytes: float) -> None:
+def run(families: Iterable[Family], path: Path, limits: Limits) -> None:
     """Survey them one after another, and append a line for each."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    gc.freeze()  # a collection in a child would copy all that it shares with this process
     for family in families:
-        record = survey(family, seconds, gigabytes)
+        record = survey(family, limits)
         with path.open("a") as file:
             file.write(json.dumps(record) + "\n")
         print(f"{record['seconds']:6.1f} s  {family.name}: {verdict(record)}", flush=True)
 
 
-def survey(family: Family, seconds: float, gigabytes: float) -> Record:
+def survey(family: Family, limits: Limits) -> Record:
     """Fork, measure there, and take over what it says until it ends or the time is up."""
     start = time.monotonic()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _measure_and_leave(family, writer, gigabytes)
+        _measure_and_leave(family, writer, limits)
     os.close(writer)
     record: Record = {"name": family.name}
-    in_time = _collect(reader, record, start + seconds)
+    in_time = _collect(reader, record, start + 5 * limits.seconds)
     if not in_time:
         os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
+    in_time = in_time and not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU)
     stage = record.pop("stage", "build")
     if stage != "done":
         why = "out of time" if not in_time else f"the process ended with status {status}"
@@ -79,9 +92,10 @@ def _collect(reader: int, record: Record, deadline: float) -> bool:
             record[name] = value
 
 
-def _measure_and_leave(family: Family, writer: int, gigabytes: float) -> None:
-    limit = int(gigabytes * 2**30)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+def _measure_and_leave(family: Family, writer: int, limits: Limits) -> None:
+    memory = int(limits.gigabytes * 2**30)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limits.seconds), int(limits.seconds) + 5))
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
@@ -90,7 +104,7 @@ def _measure_and_leave(family: Family, writer: int, gigabytes: float) -> None:
         os.write(writer, (json.dumps([name, value]) + "\n").encode())
 
     try:
-        measure(family, say)
+        measure(family, say, limits.quick)
     except BaseException:  # of the survey itself: nothing of it may reach the parent's code
         say("error", traceback.format_exc()[-1500:])
     finally:
@@ -100,6 +114,6 @@ def _measure_and_leave(family: Family, writer: int, gigabytes: float) -> None:
 def verdict(record: Record) -> str:
     if record.get("build") != "ok":
         return f"not built: {record.get('build', '')[:160]}"
-    parts = ["exported" if record.get("export") == "ok" else "NOT exported"]
+    parts = ["exported" if record.get("export", "ok") == "ok" else "NOT exported"]
     parts += [f"{which}: {record[which]['status']}" for which in ("last", "all") if which in record]
     return ", ".join(parts)

@@ -21,6 +21,8 @@ FIXED: list[tuple[str, int]] = [
     (r"shared_expert.*size|moe_.*size|expert.*(size|dim)$", 16),
     (r"(n|num)_shared_experts", 1),
     (r"experts$|num_experts", EXPERTS),
+    (r"upsample_groups", WIDTH),
+    (r"num_groups$", 4),
     (r"qk_(rope|nope)_head_dim", 8),
     (r"qk_head_dim|v_head_dim", 16),
     (r"lora_rank|index_head_dim", 16),
@@ -48,7 +50,15 @@ KEPT = re.compile(
 WIDTHS = re.compile(
     r"hidden|d_model|n_embd|embed|^dim$|dim$|channels$|width$|size$|ffn|d_ff|intermediate|lora_rank|d_inner|rank$"
 )
-PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types", "no_rope_layers", "layers_block_type", "layer_rope_theta")
+# Settings without a default that a small member needs.
+MISSING = {
+    "num_experts_per_tok": 2,
+    "head_dim": WIDTH // HEADS,
+    "prediction_length": 4,
+    "vocab_size": VOCABULARY,
+    "num_key_value_heads": HEADS,
+    "pad_token_id": 0,
+}
 DEPTHS = re.compile(r"layers$|n_layer$|^depth$|num_blocks$")
 
 
@@ -87,11 +97,13 @@ def shrunken(config: Any, recipe: Any, settings: dict[str, Any], prefix: str = "
             new = _shorter(name, value)
             if new is not None:
                 small[name] = new
-    depth = next((small[n] for n in small if n in ("num_hidden_layers", "n_layer", "num_layers")), None)
-    for name in PER_LAYER:
-        kinds = vars(config).get(name)
-        if depth and isinstance(kinds, list | tuple) and len(kinds) > depth:
-            small[name] = _one_of_each(list(kinds), depth)
+    small |= _lists_per_layer(config, small)
+    small |= {name: value for name, value in MISSING.items() if name in vars(config) and vars(config)[name] is None}
+    if "qk_rope_head_dim" in small and "head_dim" in vars(config):
+        small["head_dim"] = small["qk_rope_head_dim"]
+    rope = vars(config).get("rope_parameters")
+    if isinstance(rope, dict) and "mrope_section" in rope:
+        small["rope_parameters"] = {**rope, "mrope_section": _sections(config, small, rope)}
     for name, value in settings.items():
         path, _, leaf = name.rpartition(".")
         if path == prefix.rstrip(".") or name == leaf == "*":
@@ -114,6 +126,24 @@ def _token(value: int, used: set[int]) -> int:
     return new
 
 
+def _lists_per_layer(config: Any, small: dict[str, Any]) -> dict[str, list[Any]]:
+    """Lists with an entry per layer, cut to the small number of layers."""
+    for name in ("num_hidden_layers", "n_layer", "num_layers"):
+        depth, before = small.get(name), vars(config).get(name)
+        if depth and before:
+            lists = {n: v for n, v in vars(config).items() if isinstance(v, list | tuple) and len(v) == before > depth}
+            return {n: _one_of_each(list(v), depth) for n, v in lists.items()}
+    return {}
+
+
+def _sections(config: Any, small: dict[str, Any], rope: dict[str, Any]) -> list[int]:
+    """Parts of a head that are turned by time, height and width: together half of what is turned at all."""
+    values = {**vars(config), **small}
+    head = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
+    half = int(head * rope.get("partial_rotary_factor", 1.0)) // 2
+    return [half - 2 * (half // 3), half // 3, half // 3]
+
+
 def _one_of_each(kinds: list[Any], depth: int) -> list[Any]:
     """As many layers as wanted, of as many kinds as there are."""
     distinct = list(dict.fromkeys(kinds))
@@ -130,7 +160,9 @@ def _shorter(name: str, value: Any) -> Any:
         small = [1] * len(value)
     elif re.search(r"heads", name):
         small = [min(v, 2) for v in value]
-    elif re.search(r"hidden_sizes$|embed_dims?$|embed_dim_per_stage|dims$|neck_hidden_sizes", name) and min(value) >= 16:
+    elif (
+        re.search(r"hidden_sizes$|embed_dims?$|embed_dim_per_stage|dims$|neck_hidden_sizes", name) and min(value) >= 16
+    ):
         small = [8 * (1 + i) for i in range(len(value))] if len(set(value)) > 1 else [16] * len(value)
     elif name in ("conv_dim", "tdnn_dim"):
         small = [16] * len(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from families import hand, hugging_face
+from families import hand, hugging_face, pictures
 from families.family import Family
 
-SOURCES: list[Callable[[], list[Family]]] = [hand.families, hugging_face.families]
+SOURCES: list[Callable[[], list[Family]]] = [hand.families, hugging_face.families, pictures.families]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from referee.truth import STRUCTURES
 
 BATCH, WIDTH = 3, 5
 Part = tuple[int, ...] | Tensor | Callable[[], nn.Module]
@@ -43,7 +45,6 @@ class Case:
         section: the heading under which it stands.
         random: which parameters are random; all of them if None.
         shared: a parameter is used at several places, where the library may fall back on independence.
-        fast: belongs to the run of every day.
     """
 
     name: str
@@ -52,11 +53,14 @@ class Case:
     section: str = ""
     random: tuple[str, ...] | None = None
     shared: bool = False
-    fast: bool = True
-    tags: frozenset[str] = field(default_factory=frozenset)
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def turn(self) -> str:
+        """The structure of its posterior in a short run; other cases coming or going do not change it."""
+        return STRUCTURES[zlib.crc32(self.name.encode()) % len(STRUCTURES)]
 
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(zlib.crc32(self.name.encode()))
@@ -101,12 +105,11 @@ def case(
     x: tuple[int, ...] | Callable[[torch.Generator], tuple[Tensor, ...]] = (WIDTH,),
     random: tuple[str, ...] | None = None,
     shared: bool = False,
-    fast: bool = True,
     **parts: Part,
 ) -> Case:
     """A formula of its parts `m` and the inputs, such as `case("exp", lambda m, x: m.l(x).exp(), l=linear(5, 3))`."""
     inputs = normal(x) if isinstance(x, tuple) else x
-    return Case(name, lambda: Formula(function, **parts), inputs, random=random, shared=shared, fast=fast)
+    return Case(name, lambda: Formula(function, **parts), inputs, random=random, shared=shared)
 
 
 def module(name: str, make: Callable[[], nn.Module], x: Any = (WIDTH,), **settings: Any) -> Case:
@@ -116,3 +119,8 @@ def module(name: str, make: Callable[[], nn.Module], x: Any = (WIDTH,), **settin
 
 def linear(inputs: int = WIDTH, outputs: int = 4, bias: bool = True) -> Callable[[], nn.Module]:
     return lambda: nn.Linear(inputs, outputs, bias)
+
+
+def section(heading: str, *cases: Case) -> list[Case]:
+    """The cases of one part of the table."""
+    return [replace(c, section=heading) for c in cases]

@@ -35,7 +35,9 @@ class Verdict:
         return self.kind in GOOD
 
     def __str__(self) -> str:
-        return f"{self.case} [{self.mode}, {self.structure} posterior]: {self.kind}{': ' + self.how if self.how else ''}"
+        return (
+            f"{self.case} [{self.mode}, {self.structure} posterior]: {self.kind}{': ' + self.how if self.how else ''}"
+        )
 
 
 def judge(case: Case, mode: Mode, structure: str = "diagonal") -> Verdict:

@@ -1,4 +1,4 @@
-"""The diagonal mode, evaluated literally: every op gives `var_k = Σ_args Σ_i J_ki² v_i`, `J` by automatic differentiation.
+"""The diagonal mode, evaluated literally: every op gives `var_k = Σ_args Σ_i J_ki² v_i`, `J` by differentiation.
 
 An interpreter of the exported graph that knows nothing of the library's rules. What it does beyond that one sentence
 are the statements that the library makes about its diagonal mode:
@@ -24,31 +24,11 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_arg
 
+from referee.statements import DIFFERENTIABLE, IDENTITIES, TRANSPOSES, is_elementwise, is_layer, is_row_norm, normalised
 from referee.truth import Statement, stating
 
 aten = torch.ops.aten
 Value = Any  # a tensor, a size, or a tuple of tensors
-_FORGOTTEN = {  # elementwise, but not tagged so by PyTorch
-    aten.hardswish.default,
-    aten.log_sigmoid.default,
-    aten.rrelu.default,
-    aten.selu.default,
-    aten.celu.default,
-}
-_IDENTITIES = {
-    *(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default, aten.contiguous.default),
-    *(aten.feature_alpha_dropout.default, aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default),
-    *(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default, aten.view.default),
-    *(aten.reshape.default, aten.expand.default, aten.slice.Tensor, aten.type_as.default, aten.copy.default),
-}
-_LAYERS = {  # ops that read weight and bias together
-    *(aten.linear.default, aten.addmm.default, aten.matmul.default, aten.mm.default, aten.batch_norm.default),
-    *(getattr(aten, f"conv{n}d").default for n in (1, 2, 3)),
-    *(getattr(aten, f"conv_transpose{n}").default for n in ("1d",)),
-    *(getattr(aten, f"conv_transpose{n}").input for n in ("2d", "3d")),
-}
-_DIFFERENTIABLE = {aten.copy.default: lambda old, new, *_: new.expand_as(old).to(old.dtype)}  # what has no derivative
-_NORMS = {aten.layer_norm.default, aten.rms_norm.default, aten.group_norm.default, aten.instance_norm.default}
 
 
 def literal(
@@ -86,10 +66,10 @@ class Interpreter:
         covariance: Tensor,
         name_of: Callable[[str], str | None],
     ):
-        self.program, self.starts, self.covariance = program, starts, covariance
+        self.program, self.covariance = program, covariance
         self.mean: dict[fx.Node, Value] = {}
         self.variance: dict[fx.Node, Any] = {}
-        self.parameter: dict[fx.Node, str] = {}
+        self.places: dict[fx.Node, Tensor] = {}  # of a parameter: where its entries are in the covariance
         self.slopes: dict[fx.Node, dict[fx.Node, Tensor]] = {}  # of an elementwise function, from each ancestor
         self.complex: dict[fx.Node, list[fx.Node]] = {}  # a complex value, and the real ones that it comes from
         given = iter(inputs)
@@ -104,9 +84,9 @@ class Interpreter:
             self.mean[node] = store[target].detach()
             name = name_of(target) if entry.kind == InputKind.PARAMETER else None
             if name in starts:
-                self.parameter[node] = name
-                marginal = covariance.diagonal()[starts[name]]
-                self._start(node, marginal.reshape(self.mean[node].shape))
+                places = torch.arange(starts[name].start, starts[name].stop).reshape(self.mean[node].shape)
+                self.places[node] = places
+                self._start(node, covariance.diagonal()[places])
 
     def run(self) -> list[tuple[Tensor, Tensor]]:
         for node in self.program.graph.nodes:
@@ -137,12 +117,14 @@ class Interpreter:
             self.complex[node] = self._real_sources(random)
         elif any(a in self.complex for a in random):
             self._start(node, self._propagated(node, self._real_sources(random)))
-        elif node.target in _NORMS and self._normalises(node):
-            self._start(node, self._normalised(node))
+        elif is_row_norm(node):
+            self._start(node, normalised(node, self.mean, self.variance, self.places, self.covariance))
         elif self._is_elementwise(node, random):
             self._elementwise(node, random)
         else:
             self._start(node, self._propagated(node, random))
+        if node.target in TRANSPOSES and random[0] in self.places:
+            self.places[node] = self._evaluate(node, {random[0]: self.places[random[0]]})
 
     def _start(self, node: fx.Node, variance: Any) -> None:
         self.variance[node] = variance
@@ -156,7 +138,7 @@ class Interpreter:
         args: Any = map_arg(node.args, lambda a: values[a])
         kwargs: Any = map_arg(node.kwargs, lambda a: values[a])
         with torch.no_grad() if values is self.mean else torch.enable_grad():
-            target: Any = _DIFFERENTIABLE.get(node.target, node.target)
+            target: Any = DIFFERENTIABLE.get(node.target, node.target)
             return target(*args, **kwargs)
 
     def _between(self, node: fx.Node, sources: list[fx.Node]) -> list[fx.Node]:
@@ -181,7 +163,7 @@ class Interpreter:
 
         at = tuple(self.mean[s] for s in sources)
         jacobians = _jacobian(run, at)
-        joint = [i for i, s in enumerate(sources) if s in self.parameter and node.target in _LAYERS]
+        joint = [i for i, s in enumerate(sources) if s in self.places and is_layer(node, s)]
         found = iter([self._squared(rows, sources, joint, at) for rows in jacobians])
         value = self.mean[node]
         if isinstance(value, Tensor):
@@ -195,24 +177,20 @@ class Interpreter:
             if i not in joint:
                 total = total + j.square() @ self.variance[source].flatten()
         if joint:
-            index = torch.cat([torch.arange(s.start, s.stop) for i in joint for s in [self._slice(sources[i])]])
+            index = torch.cat([self.places[sources[i]].flatten() for i in joint])
             block = self.covariance[index][:, index]
             j = torch.cat([flat[i] for i in joint], dim=1)
             total = total + ((j @ block) * j).sum(1)
         return total
 
-    def _slice(self, source: fx.Node) -> slice:
-        return self.starts[self.parameter[source]]
-
     # -- elementwise functions of one value
 
     def _is_elementwise(self, node: fx.Node, random: list[fx.Node]) -> bool:
-        target: Any = node.target
-        tagged = isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
-        known = tagged or target in _FORGOTTEN or target in _IDENTITIES
+        """Whether the op is elementwise, and all that is random in it has the shape of its result."""
         shape = getattr(self.mean[node], "shape", None)
         alike = all(self.mean[a].shape == shape and a in self.slopes for a in random)
-        return known and alike and (target not in _IDENTITIES or torch.equal(self.mean[random[0]], self.mean[node]))
+        changed = node.target in IDENTITIES and not torch.equal(self.mean[random[0]], self.mean[node])
+        return is_elementwise(node.target) and alike and not changed
 
     def _elementwise(self, node: fx.Node, random: list[fx.Node]) -> None:
         def run(*values: Tensor) -> Tensor:
@@ -230,58 +208,6 @@ class Interpreter:
         nearest = common[0]
         self.variance[node] = chained[nearest].square() * self.variance[nearest]
         self.slopes[node] = {node: torch.ones_like(self.mean[node])} | chained
-
-    # -- normalisation
-
-    def _normalises(self, node: fx.Node) -> bool:
-        return node.target != aten.instance_norm.default or bool(node.args[5])
-
-    def _normalised(self, node: fx.Node) -> Tensor:
-        """`Var[w u + b] = (w / σ)² v + u² V_w + V_b`, with `u = (x - μ) / σ` and `μ`, `σ` those of the mean."""
-        x, weight, bias, unit = self._norm_arguments(node)
-        total = torch.zeros_like(self.mean[node])
-        lift = (-1, *[1] * (unit.dim() - 2)) if node.target in _PER_CHANNEL else ()
-
-        def shaped(t: Tensor) -> Tensor:
-            return t.reshape(lift) if lift else t
-
-        w = shaped(self.mean[weight]) if weight is not None else torch.ones((), dtype=unit.dtype)
-        if x in self.variance:
-            total = total + self.variance[x] * (self._gain(node) * w).square()
-        if weight in self.variance:
-            total = total + unit.square() * shaped(self.variance[weight])
-        if bias in self.variance:
-            total = total + shaped(self.variance[bias])
-        if weight in self.parameter and bias in self.parameter:
-            cross = self.covariance[self._slice(weight), self._slice(bias)].diagonal()
-            total = total + 2 * unit * shaped(cross.reshape(self.mean[weight].shape))
-        return total
-
-    def _norm_arguments(self, node: fx.Node) -> tuple[Any, Any, Any, Tensor]:
-        at = {aten.instance_norm.default: (1, 2), aten.rms_norm.default: (2, None)}.get(node.target, (2, 3))
-        weight, bias = (node.args[i] if i is not None and len(node.args) > i else None for i in at)
-        args = list(map_arg(node.args, lambda a: self.mean[a]))
-        for i in at:
-            if i is not None and i < len(args):
-                args[i] = None
-        target: Any = node.target
-        return node.args[0], weight, bias, target(*args, **node.kwargs)
-
-    def _gain(self, node: fx.Node) -> Tensor:
-        """`1 / σ`, entry by entry: how far the normalised value moves with the input when `μ` and `σ` do not."""
-        x: Any = self.mean[node.args[0]]  # pyright: ignore[reportArgumentType]
-        *_, unit = self._norm_arguments(node)
-        if node.target == aten.rms_norm.default:
-            return unit / x
-        rows = x.flatten(2) if node.target == aten.instance_norm.default else x
-        shape: Any = node.args[1]
-        if node.target == aten.group_norm.default:
-            rows = x.reshape(x.shape[0], shape, -1)
-        dims = tuple(range(-len(shape), 0)) if node.target == aten.layer_norm.default else (-1,)
-        return unit / (rows - rows.mean(dims, keepdim=True)).reshape(x.shape)
-
-
-_PER_CHANNEL = {aten.group_norm.default, aten.instance_norm.default}
 
 
 def _parts(value: Value) -> list[Any]:

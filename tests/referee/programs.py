@@ -89,7 +89,9 @@ class Program:
         lines = [f"v{i} = input {s}" for i, s in enumerate(self.inputs)]
         for i, s in enumerate(self.steps, start=len(self.inputs)):
             reads = ", ".join(f"v{r}" for r in s.reads)
-            lines.append(f"v{i} = {' '.join(filter(None, (s.op, s.how, s.layer)))}({reads}){f' -> {s.width}' if s.width else ''}")
+            lines.append(
+                f"v{i} = {' '.join(filter(None, (s.op, s.how, s.layer)))}({reads}){f' -> {s.width}' if s.width else ''}"
+            )
         return "; ".join([*lines, f"outputs {', '.join(f'v{o}' for o in self.outputs)}"])
 
 
@@ -165,7 +167,11 @@ def _shape(step: Step, reads: list[Shape]) -> Shape:
 @st.composite
 def programs(draw: Any, longest: int = 7) -> Program:
     """At least one random layer; every output depends on whatever it happens to depend on."""
-    inputs = tuple(draw(st.lists(st.sampled_from([(w,) for w in WIDTHS] + [(POSITIONS, w) for w in WIDTHS]), min_size=1, max_size=2)))
+    inputs = tuple(
+        draw(
+            st.lists(st.sampled_from([(w,) for w in WIDTHS] + [(POSITIONS, w) for w in WIDTHS]), min_size=1, max_size=2)
+        )
+    )
     shapes: list[Shape] = list(inputs)
     steps: list[Step] = []
     for i in range(draw(st.integers(2, longest))):
@@ -173,7 +179,7 @@ def programs(draw: Any, longest: int = 7) -> Program:
         steps.append(step)
         shapes.append(_shape(step, [shapes[r] for r in step.reads]))
     last = len(shapes) - 1
-    others = [i for i in range(len(inputs), last)]
+    others = list(range(len(inputs), last))
     more = draw(st.booleans()) and others
     outputs = (last, draw(st.sampled_from(others))) if more else (last,)
     return Program(inputs, tuple(steps), outputs, draw(st.integers(0, 2**16)))
@@ -181,8 +187,9 @@ def programs(draw: Any, longest: int = 7) -> Program:
 
 @st.composite
 def _steps(draw: Any, shapes: list[Shape], before: list[Step], name: str, random_yet: bool) -> Step:
-    recent = max(0, len(shapes) - 3)
-    at = draw(st.integers(recent, len(shapes) - 1)) if random_yet else draw(st.integers(0, len(shapes) - 1))
+    last = len(shapes) - 1
+    # the newest value most often, or much of the program would be for nothing
+    at = draw(st.sampled_from([last, last, last, max(last - 1, 0), max(last - 2, 0)]))
     shape = shapes[at]
     widths = st.sampled_from(WIDTHS)
     if not random_yet:
@@ -225,7 +232,9 @@ def try_many(count: int) -> int:
     wrong = 0
     for mode in ("full", "diagonal"):
 
-        @hypothesis.settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck))
+        @hypothesis.settings(
+            max_examples=count, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+        )
         @hypothesis.given(programs(), st.sampled_from(STRUCTURES))
         def agrees(program: Program, structure: str, mode: Mode = mode) -> None:
             verdict = judge_program(program, mode, structure if mode == "full" else "diagonal")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from referee.battery import SHARED, rotated
 from referee.case import Case
+from referee.cases import BATTERY
 from referee.judge import GOOD, Verdict, judge
 from referee.truth import STRUCTURES, Mode
 
 MODES: tuple[Mode, ...] = ("full", "diagonal")
 START, END = "<!-- referee:start -->", "<!-- referee:end -->"
+SHARED = {c.name for c in BATTERY if c.shared}
 _WORST = ("wrong mean", "wrong", "not finite", "crash", "refused", "approximated", "exact")
 
 
@@ -22,7 +23,7 @@ def verdicts(
     found = []
     for case in cases:
         for mode in modes:
-            structures = STRUCTURES if every else (rotated(case) if mode == "full" else "diagonal",)
+            structures = STRUCTURES if every else (case.turn if mode == "full" else "diagonal",)
             for structure in structures:
                 verdict = judge(case, mode, structure)
                 found.append(verdict)
@@ -38,7 +39,11 @@ def failures(found: Iterable[Verdict]) -> str:
     refused = [v for v in ranked if v.kind == "refused"]
     counts = {kind: sum(v.kind == kind for v in ranked) for kind in _WORST}
     lines = [", ".join(f"{kind}: {count}" for kind, count in counts.items()), "", "## Failures", ""]
-    lines += [f"- {v}{' (a parameter is used at several places)' if v.case in SHARED else ''}" for v in bad] + ["", "## Refused", ""] + [f"- {v}" for v in refused]
+    lines += (
+        [f"- {v}{' (a parameter is used at several places)' if v.case in SHARED else ''}" for v in bad]
+        + ["", "## Refused", ""]
+        + [f"- {v}" for v in refused]
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -42,9 +42,12 @@ def stating(what: Statement) -> Iterator[None]:
     def attend_held(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *rest: Any, **more: Any) -> Any:
         return attend(held(q), held(k), v, None if attn_mask is None else held(attn_mask), *rest, **more)
 
+    def drop(t: Tensor, *_: Any, **__: Any) -> Tensor:
+        return t  # itself, as in evaluation mode; exported graphs forget that
+
     _stating.append(what)
     try:
-        with mock.patch.object(F, "scaled_dot_product_attention", attend_held):
+        with mock.patch.multiple(F, scaled_dot_product_attention=attend_held, dropout=drop):
             yield
     finally:
         _stating.pop()
@@ -131,7 +134,7 @@ def _low_rank(shapes: Any, generator: torch.Generator, scale: float, per_block: 
             d = torch.zeros(len(groups), per_block, *shapes[name], dtype=torch.float64)
             d[i] = math.sqrt(scale) * torch.randn(per_block, *shapes[name], generator=generator, dtype=torch.float64)
             directions[name] = d.flatten(0, 1)
-    wide = torch.cat([directions[n].flatten(1) for n in shapes], dim=1)
+    wide = torch.cat([d.reshape(len(d), -1) for d in (directions[n] for n in shapes)], dim=1)
     own = torch.diag(torch.cat([v.flatten() for v in variances.values()]))
     return pg.LowRankPosterior(variances, directions), own + wide.mT @ wide
 

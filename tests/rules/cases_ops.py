@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -159,15 +160,15 @@ PRODUCTS = [
         second_order=lambda m, c: 0.25 * _matmul(m, c),
     ),
     Case("einsum of two", _pairs, ((2,), (3,)), exact=True, second_order=_outer, structures=("diagonal",)),
-    Case("einsum of two sums", lambda x: torch.einsum("bi,ij,jk->b", x, W, W.t()), exact=True),
     Case("inner", lambda x: torch.inner(x, ROW), ((2, 4),), exact=True),
     Case("tensordot", lambda x: torch.tensordot(x, W, ([2], [0])), ((2, 4),), exact=True),
     Case("vecdot", torch.linalg.vecdot, PAIR, exact=True, second_order=_dot),
     Case("cross", lambda x: torch.linalg.cross(x, ROW[None, :3]), ((3,),), exact=True),
-    Case("bilinear", lambda x: F.bilinear(x, ROW.expand_as(x), CUBE, ROW[:2]), exact=True),
-    Case("kron", lambda x: torch.kron(x, W[None, :2, 0]), ((3,),), exact=True),
+    Case("bilinear form", lambda x: F.bilinear(x, ROW.expand(x.shape[0], 4), CUBE, ROW[:2]), exact=True),
 ]
 MORE_PRODUCTS = [
+    Case("einsum of two sums", lambda x: torch.einsum("bi,ij,jk->b", x, W, W.t()), exact=True),
+    Case("kron", lambda x: torch.kron(x, W[None, :2, 0]), ((3,),), exact=True),
     Case("mv", lambda x: x.mv(ROW)),
     Case("multi_dot", lambda x: torch.linalg.multi_dot([x, W, W.t()])),
     Case("chain_matmul", lambda x: torch.chain_matmul(x, W, W.t(), W)),
@@ -195,13 +196,30 @@ MORE_PRODUCTS = [
     Case("nan_to_num", torch.nan_to_num),
 ]
 
+SHUFFLED = torch.randperm(16, generator=torch.Generator().manual_seed(0))
+GRID = torch.linspace(-1.4, 1.3, 16, dtype=torch.float64)[SHUFFLED].reshape(1, 4, 2, 2)
+CUBES = torch.linspace(-1.1, 1.2, 12, dtype=torch.float64).reshape(1, 2, 1, 2, 3)
+
+
+def _sample(x: Tensor, grid: Tensor = GRID, **settings: Any) -> Tensor:
+    """A map at given places, some of them outside."""
+    return F.grid_sample(x, grid.expand(x.shape[0], *grid.shape[1:]), **settings)
+
+
 DISTANCES = [
     Case("cosine_similarity", lambda x, y: F.cosine_similarity(x, y), PAIR),
     Case("pairwise_distance", lambda x, y: F.pairwise_distance(x, y), PAIR),
     Case("cdist", lambda x, y: torch.cdist(x, y), ((2, 3), (1, 3))),
+    Case("grid_sample", lambda x: _sample(x, align_corners=False), ((1, 2, 3),), exact=True),
     Case("affine_grid", lambda x: F.affine_grid(x, [x.shape[0], 1, 2, 1], False), ((2, 3),), exact=True),
 ]
+REFLECTED = {"padding_mode": "reflection"}
 MORE_DISTANCES = [
+    Case("grid_sample to the border", lambda x: _sample(x, padding_mode="border", align_corners=True), ((2, 3, 2),)),
+    Case("grid_sample reflected", lambda x: _sample(x, align_corners=False, **REFLECTED), ((1, 2, 3),)),
+    Case("grid_sample reflected at corners", lambda x: _sample(x, align_corners=True, **REFLECTED), ((1, 2, 3),)),
+    Case("grid_sample nearest", lambda x: _sample(x, mode="nearest", align_corners=False), ((1, 2, 3),)),
+    Case("grid_sample of cubes", lambda x: _sample(x, CUBES, align_corners=False), ((1, 2, 1, 2),)),
     Case("cdist of order 1", lambda x: torch.cdist(x, W[None].mT[:, :2], 1.0), ((2, 4),)),
     Case("pairwise_distance of order 3", lambda x, y: F.pairwise_distance(x, y, 3.0, keepdim=True), PAIR),
 ]

@@ -17,6 +17,7 @@ from propagauss.graph import is_assertion
 from propagauss.rules.activation import MomentMatched, elementwise
 from propagauss.rules.comparisons import LOGICAL, fusable_comparison
 from propagauss.rules.moments import MOMENTS
+from propagauss.rules.pieces import split
 from propagauss.rules.slopes import COMPARISONS
 from reference import random_psd
 from rules.cases import Call
@@ -172,7 +173,7 @@ def test_single_precision_is_exact_for_pieces(g: Function) -> None:
     e_mean, e_variance, e_slope = (t.float() for t in integrals(g, m, v, g.knots))
     torch.testing.assert_close(found[0], e_mean, rtol=1e-6, atol=1e-6)
     # what is left are tails of ReLUs, far below the variance that came in
-    assert ((found[1] - e_variance).abs() <= 1e-4 * e_variance + 1e-7 * v).all()
+    assert ((found[1] - e_variance).abs() <= 1e-4 * e_variance + 1e-6 * v).all()
     if not g.jumps:
         torch.testing.assert_close(found[2], e_slope, rtol=1e-4, atol=1e-6)
 
@@ -503,3 +504,13 @@ def test_comparison_with_another_value() -> None:
     first, other = (n for n in node.graph.nodes if n.op == "placeholder")
     assert fusable_comparison(node, lambda n: n is other)
     assert not fusable_comparison(node, lambda n: n is first)
+
+
+def test_normal_tails_written_out() -> None:
+    """Exported graphs have no error function in double precision; what they have instead is as good."""
+    a = torch.linspace(-30, 30, 2001, dtype=torch.float64)
+    below, above = split(a)
+    torch.testing.assert_close(below, torch.special.log_ndtr(a).exp(), rtol=1e-12, atol=0)
+    exported = torch.export.export(Call(split), (a,), strict=False).module()(a)  # type: ignore[arg-type]
+    torch.testing.assert_close(exported, (below, above), rtol=1e-10, atol=0)
+    assert not torch.equal(exported[0], below)

@@ -76,6 +76,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "quotient": lambda x: aten.div.Tensor(x, aten.add.Scalar(aten.abs.default(x), 1.0)),
     "branches": lambda x: aten.where.self(aten.gt.Scalar(x, 0.3), aten.square.default(x), aten.neg.default(x)),
     "one branch": lambda x: aten.where.self(aten.gt.Scalar(x, 0.3), x, torch.zeros((), dtype=torch.float64)),
+    "a number in one branch": lambda x: aten.where.ScalarOther(aten.gt.Scalar(x, 0.3), aten.square.default(x), 2.0),
     "power of a number": lambda x: aten.pow.Scalar(2.0, aten.sin.default(x)),
     "gelu in pieces": lambda x: aten.mul.Tensor(
         aten.mul.Tensor(x, 0.5),

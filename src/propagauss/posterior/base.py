@@ -207,6 +207,11 @@ class Posterior(abc.ABC):
         return f"{type(self).__name__}({len(self.names)} parameters, {self.dtype}: {_listing(self.names)})"
 
 
+def flat(t: Tensor, lead: int = 0) -> Tensor:
+    """All dimensions after the first `lead` as one; a parameter without dimensions is one entry."""
+    return t.reshape(*t.shape[:lead], math.prod(t.shape[lead:]))
+
+
 def load_posterior(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Posterior:
     """Read a posterior written by `posterior.save`."""
     from propagauss.posterior import KINDS

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from propagauss.posterior.base import Posterior
+from propagauss.posterior.base import Posterior, flat
 from propagauss.posterior.capture import Use
 from propagauss.posterior.diagonal import DiagonalPosterior
 from propagauss.posterior.gradients import Batch, Forward, as_stored, per_sample_gradients
@@ -85,7 +85,7 @@ class FullCurvature:
 
     def add(self, batch: Batch) -> None:
         for gradients in per_sample_gradients(batch, list(self.names)):
-            self._rows.append(torch.cat([gradients[n].flatten(1) for n in self.names], dim=1))
+            self._rows.append(torch.cat([flat(gradients[n], 1) for n in self.names], dim=1))
             self._count += len(self._rows[-1])
             self._settle(self._count)
 

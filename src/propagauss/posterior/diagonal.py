@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from propagauss.errors import PosteriorError
-from propagauss.posterior.base import Noise, Posterior
+from propagauss.posterior.base import Noise, Posterior, flat
 
 
 class DiagonalPosterior(Posterior):
@@ -55,7 +55,7 @@ class DiagonalPosterior(Posterior):
         }
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
-        rows = {n: jacobian[n].flatten(2) for n in self.names}
+        rows = {n: flat(jacobian[n], 2) for n in self.names}
         return torch.stack([(r * self._variances[n].flatten()) @ r.mT for n, r in rows.items()]).sum(0)
 
     def to_dense(self) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from propagauss.errors import PosteriorError
 from propagauss.gaussian import check_psd, symmetric_root
-from propagauss.posterior.base import Noise, Posterior
+from propagauss.posterior.base import Noise, Posterior, flat
 
 
 class FullPosterior(Posterior):
@@ -89,7 +89,7 @@ class FullPosterior(Posterior):
         return {n: p.reshape(count, *self.shape(n)) for n, p in zip(self.names, parts, strict=True)}
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
-        j = torch.cat([jacobian[n].flatten(2) for n in self.names], dim=-1)
+        j = torch.cat([flat(jacobian[n], 2) for n in self.names], dim=-1)
         return j @ self.to_dense() @ j.mT
 
     def to_dense(self) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from propagauss.errors import PosteriorError
-from propagauss.posterior.base import Noise, Posterior
+from propagauss.posterior.base import Noise, Posterior, flat
 from propagauss.posterior.diagonal import DiagonalNoise, DiagonalPosterior
 
 
@@ -78,7 +78,7 @@ class LowRankPosterior(Posterior):
         return self._own.covariance(name) + self.between(name, name)
 
     def between(self, first: str, second: str) -> Tensor:
-        return self._directions[first].flatten(1).mT @ self._directions[second].flatten(1)
+        return flat(self._directions[first], 1).mT @ flat(self._directions[second], 1)
 
     def noise(self, weight: str | None, bias: str | None, transposed: bool = False) -> Noise:
         w = None if weight is None else self._directions[weight].flatten(2)
@@ -94,13 +94,13 @@ class LowRankPosterior(Posterior):
         return {n: d + torch.tensordot(along, self._directions[n], 1) for n, d in draws.items()}
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
-        moved = sum(jacobian[n].flatten(2) @ d.flatten(1).mT for n, d in self._directions.items())  # [B, C, K]
+        moved = sum(flat(jacobian[n], 2) @ flat(d, 1).mT for n, d in self._directions.items())  # [B, C, K]
         assert isinstance(moved, Tensor)
         return self._own.quadratic(jacobian) + moved @ moved.mT
 
     def to_dense(self) -> Tensor:
-        flat = torch.cat([d.flatten(1) for d in self._directions.values()], dim=1)
-        return self._own.to_dense() + flat.mT @ flat
+        rows = torch.cat([flat(d, 1) for d in self._directions.values()], dim=1)
+        return self._own.to_dense() + rows.mT @ rows
 
     def _scaled(self, factor: float) -> Self:
         root = math.sqrt(factor)

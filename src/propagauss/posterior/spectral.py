@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from propagauss.errors import PosteriorError
+from propagauss.posterior.base import flat
 from propagauss.posterior.full import FullPosterior
 from propagauss.posterior.memory import require_memory
 
@@ -80,7 +81,7 @@ class SpectralPosterior(FullPosterior):
         dropped = {
             n: some.new_zeros(*some.shape[:2], self.shape(n).numel()) for n in self._order if n not in self.names
         }
-        j = torch.cat([(dropped if n in dropped else jacobian)[n].flatten(2) for n in self._order], dim=-1)
+        j = torch.cat([flat((dropped if n in dropped else jacobian)[n], 2) for n in self._order], dim=-1)
         along = j @ v
         total = (along * self._variances) @ along.mT
         if v.shape[1] == v.shape[0]:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
-from propagauss.rules.arithmetic import divide, independent_sum, multiply
+from propagauss.rules.arithmetic import divide, multiply
 from propagauss.rules.linear import matmul
-from propagauss.rules.products import Letters, Value, product, reshaped, stretched
+from propagauss.rules.products import Letters, Value, product, reshaped, stretched, sum_of
 from propagauss.rules.registry import rule
 from propagauss.rules.shape import _named
 
@@ -78,8 +78,8 @@ def bilinear(input1: Value, input2: Value, weight: Value, bias: Value | None = N
     if any(isinstance(x, Gaussian) for x in (input1, input2, weight)):
         terms.append(product([input1, input2, weight], names, [*dots, 0], mean))
     if isinstance(bias, Gaussian):
-        terms.append(stretched(bias, mean.shape))
-    return independent_sum(mean, terms)
+        terms.append(bias)
+    return sum_of(mean, terms)
 
 
 @rule(aten.linalg_multi_dot.default, aten.chain_matmul.default, note=NOTE)
@@ -131,7 +131,7 @@ def _accumulated(base: Any, both: Gaussian | Tensor, mean: Tensor, beta: float, 
         parts.append(base if beta == 1 else multiply(base, beta))
     if not parts:  # β = 0 leaves the base out altogether
         parts.append(base.scaled(base.mean, torch.zeros_like(base.mean)))
-    return independent_sum(mean, [stretched(p, mean.shape) for p in parts])
+    return sum_of(mean, parts)
 
 
 def _adds(op: Any, letters: list[Letters], result: Letters) -> Any:

@@ -203,7 +203,8 @@ def _diagonal(site: Site, x: Any, w: Weight, b: Weight | None, layout: Layout) -
     second = None if not site.is_random(x) else weight.square() if spread is None else weight.square() + spread
     if w.name is None:
         return Built(convolution_random_bias, (x, weight, bias, bias_spread, second, settings), note)
-    if isinstance(posterior, DiagonalPosterior):
+    without_directions = isinstance(posterior, LowRankPosterior) and posterior.rank == 0
+    if isinstance(posterior, DiagonalPosterior) or without_directions:
         return Built(convolution_independent, (x, weight, bias, spread, bias_spread, second, settings), note)
     factors = _factors(posterior, w.name, layout)
     if factors is not None:

@@ -18,8 +18,7 @@ from propagauss.posterior.base import Noise
 from propagauss.posterior.diagonal import DiagonalNoise
 from propagauss.posterior.kronecker import KroneckerNoise, probe
 from propagauss.precision import in_full_precision
-from propagauss.rules.arithmetic import independent_sum
-from propagauss.rules.products import Letters, product, stretched
+from propagauss.rules.products import Letters, product, sum_of
 from propagauss.rules.registry import Built, Site, builder, rule
 
 aten = torch.ops.aten
@@ -318,5 +317,5 @@ def linear(x: Gaussian | Tensor, weight: Gaussian | Tensor, bias: Gaussian | Ten
         turned = weight.t() if isinstance(weight, Tensor) else weight.mapped(weight.mean.t(), lambda t: t.t())
         parts.append(matmul(x, turned))
     if isinstance(bias, Gaussian):
-        parts.append(stretched(bias, mean.shape))
-    return independent_sum(mean, parts)
+        parts.append(bias)
+    return sum_of(mean, parts)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from propagauss.rules.pieces import Pieces, below, wide
+from propagauss.rules.pieces import Pieces, split, wide
 from propagauss.rules.piecewise import PIECES
 
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ def relu(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     s = _root(v)
     alpha = (m / s).clamp(-1e3, 1e3)  # far beyond where all terms are 0 or 1; squares must not overflow
-    cdf, tail, pdf = below(alpha), below(-alpha), _pdf(alpha)
+    (cdf, tail), pdf = split(alpha), _pdf(alpha)
     ratio = cdf + alpha * alpha * cdf * tail + alpha * pdf * (tail - cdf) - pdf * pdf
     return m * cdf + s * pdf, v * ratio.clamp(min=0), cdf
 

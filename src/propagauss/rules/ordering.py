@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian
-from propagauss.rules.registry import named, rule
+from propagauss.rules.registry import Signature, rule
 from propagauss.rules.shape import _named
 
 aten = torch.ops.aten
@@ -23,8 +23,10 @@ NOTE = "routed by the order of the means"
 def _picked(op: Any) -> Callable[..., tuple[Gaussian, Tensor]]:
     """For an op that returns values along a dimension and where they were."""
 
+    signature = Signature(op)
+
     def pick(x: Gaussian, *args: Any, **kwargs: Any) -> tuple[Gaussian, Tensor]:
-        given = named(op, (x.mean, *args), kwargs)
+        given = signature.named((x, *args), kwargs)
         values, indices = op(x.mean, *args, **kwargs)
         return _gathered(x, values, indices, given["dim"]), indices
 

@@ -1,13 +1,12 @@
 """Products of several values, summed: every one of them is an Einstein sum `y_o = Σ Π_t x_t`.
 
 For independent operands, with `G_S` the means of the operands outside a set `S` of uncertain ones, contracted onto the
-letters of `S` and of the result:
+letters of `S` and of the result, and with `m` and `C` standing for `m mᵀ` and `C`, one letter for each of their sides:
 
-    variance:    Σ_S  Σ_{letters of S} G_S² Π_{s in S} v_s
-    covariance:  Σ_S  Σ_{letters of S, twice} G_S G_S' Π_{s in S} C_s
+    variance:    Σ_S  Σ_{letters of S} G_S² Π_{s in S} v_s                   over all sets S that are not empty
+    covariance:  Σ_t  Σ_{both letters} Π_{s < t} (m_s + C_s)  C_t  Π_{s > t} m_s     over the uncertain operands t
 
-over all sets `S` that are not empty: exact first two moments. A letter that is summed without being in `S` is summed
-before the square is taken.
+Exact first two moments. A letter that is summed without being in `S` is summed before the square is taken.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.precision import in_full_precision
+from propagauss.rules.arithmetic import independent_sum
 from propagauss.rules.registry import rule
 
 aten = torch.ops.aten
@@ -37,10 +37,10 @@ def product(operands: Sequence[Value], letters: Sequence[Letters], result: Lette
     if first.is_full and len(uncertain) == 1:
         at, values = uncertain[0], [mean_of(x) for x in operands]
         return first.mapped(mean, lambda t: _sum([*values[:at], t, *values[at + 1 :]], names, result))
-    sets = [s for size in range(1, len(uncertain) + 1) for s in combinations(uncertain, size)]
     if not first.is_full:
+        sets = [s for size in range(1, len(uncertain) + 1) for s in combinations(uncertain, size)]
         return Gaussian.diagonal(mean, _total([_single(operands, names, result, s) for s in sets]))
-    total = _total([_joint(operands, names, result, s) for s in sets])
+    total = _total([_joint(operands, names, result, at) for at in uncertain])
     n = torch.Size(total.shape[1 : 1 + len(result)]).numel()
     return Gaussian.full(mean, total.reshape(total.shape[0], n, n))
 
@@ -54,17 +54,20 @@ def _total(terms: list[Tensor]) -> Tensor:
 
 def _single(operands: Sequence[Value], names: list[Letters], result: Letters, chosen: tuple[int, ...]) -> Tensor:
     """`Σ G² Π v` for one set of operands."""
-    parts = [(x.variance, n) for i, (x, n) in enumerate(zip(operands, names, strict=True)) if i in chosen]  # type: ignore[union-attr]
-    others = [(mean_of(x), n) for i, (x, n) in enumerate(zip(operands, names, strict=True)) if i not in chosen]
+    tensors = [x.variance for i, x in enumerate(operands) if i in chosen and isinstance(x, Gaussian)]
+    labels = [n for i, n in enumerate(names) if i in chosen]
+    others = [mean_of(x) for i, x in enumerate(operands) if i not in chosen]
     if others:
-        kept = {c for _, n in parts for c in n} | set(result)
-        onto = sorted({c for _, n in others for c in n} & kept)
-        parts.append((_sum(*map(list, zip(*others, strict=True)), onto).square(), onto))
-    return _sum(*map(list, zip(*parts, strict=True)), result)
+        theirs = [n for i, n in enumerate(names) if i not in chosen]
+        kept = {c for n in labels for c in n} | set(result)
+        onto = sorted({c for n in theirs for c in n} & kept)
+        tensors.append(_sum(others, theirs, onto).square())
+        labels.append(onto)
+    return _sum(tensors, labels, result)
 
 
-def _joint(operands: Sequence[Value], names: list[Letters], result: Letters, chosen: tuple[int, ...]) -> Tensor:
-    """`Σ G G' Π C` for one set of operands: `[batch, *result, *result again]`.
+def _joint(operands: Sequence[Value], names: list[Letters], result: Letters, at: int) -> Tensor:
+    """One term of the covariance: `[batch, *result, *result again]`.
 
     Each letter has a twin for the other side of the covariance. The first letter of an operand with samples counts
     them, perhaps times something else: it becomes two letters, of which the one that counts samples has no twin. An
@@ -81,18 +84,27 @@ def _joint(operands: Sequence[Value], names: list[Letters], result: Letters, cho
 
     tensors: list[Tensor] = []
     labels: list[Letters] = []
-    for i, (x, n) in enumerate(zip(operands, names, strict=True)):
-        front = [sample] if leading in n or (i in chosen and leading is None) else []
-        if i not in chosen:
+    for i in (at, *(i for i in range(len(names)) if i != at)):  # the covariance first: cheapest from the left
+        x, n = operands[i], names[i]
+        if isinstance(x, Gaussian) and i <= at:
+            front = [sample] if leading in n or leading is None else []
+            shape = [size // max(batch, 1) if c == leading else size for size, c in zip(x.shape, n, strict=True)]
+            matrix = x.covariance if i == at else _second_moment(x)
+            tensors.append(matrix.reshape([batch] * len(front) + shape + shape))
+            labels.append([*front, *n, *twin(n)])
+        else:
+            front = [sample] if leading in n else []
             value = _samples_first(mean_of(x), n, leading, batch)
             tensors += [value, value]
             labels += [front + n, front + twin(n)]
-            continue
-        assert isinstance(x, Gaussian)
-        shape = [size // max(batch, 1) if c == leading else size for size, c in zip(x.shape, n, strict=True)]
-        tensors.append(x.covariance.reshape([batch] * len(front) + shape + shape))
-        labels.append([*front, *n, *twin(n)])
     return _sum(tensors, labels, [sample, *result, *twin(result)])
+
+
+def _second_moment(x: Gaussian) -> Tensor:
+    """`E[x xᵀ]` of each sample."""
+    batch, n, _ = x.covariance.shape
+    rows = x.mean.reshape(batch, n, 1)
+    return x.covariance + rows * rows.mT
 
 
 def _samples_first(t: Tensor, letters: Letters, leading: int | None, batch: Any) -> Tensor:
@@ -122,7 +134,7 @@ def _read(equation: str, values: list[Tensor]) -> tuple[list[Letters], Letters]:
     left, arrow, right = equation.replace(" ", "").partition("->")
     words = left.split(",")
     names = [_letters(w, v.dim() - len(w.replace("...", ""))) for w, v in zip(words, values, strict=True)]
-    dots = max((-min(n) for n in names if n and min(n) < 0), default=0)
+    dots = -min([0, *(c for n in names for c in n)])
     if arrow:
         return names, _letters(right, dots)
     once = [c for c in sorted(set(left) - set(",.")) if left.count(c) == 1]
@@ -151,6 +163,16 @@ def stretched(x: Any, shape: Sequence[Any]) -> Any:
     if not isinstance(x, Gaussian) or x.shape == torch.Size(shape):
         return x
     return x.mapped(x.mean.expand(shape), lambda t: t.expand(shape))
+
+
+def sum_of(mean: Tensor, parts: list[Gaussian]) -> Gaussian:
+    """The sum of independent parts that broadcast to `mean`; one without samples is the same for every sample."""
+    sampled = any(p.is_full and p.covariance.shape[0] != 1 for p in parts)
+    wide = []
+    for part in parts:
+        shared = sampled and part.covariance.shape[0] == 1
+        wide.append(part.expanded(mean.shape) if shared else stretched(part, mean.shape))
+    return independent_sum(mean, wide)
 
 
 def reshaped(x: Value, shape: Sequence[Any]) -> Value:

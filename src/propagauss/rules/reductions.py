@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian
-from propagauss.rules.registry import Built, Site, builder, named, rule
+from propagauss.rules.registry import Built, Signature, Site, builder, named, rule
 from propagauss.rules.shape import _join, _named
 
 aten = torch.ops.aten
@@ -83,7 +83,7 @@ for _op in (aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dtype
 )
 def build_matrix_norm(site: Site) -> Built | None:
     """Norms of vectors, and the Frobenius norm of matrices; the others are left to the general rule."""
-    given = named(site.op, site.args, site.kwargs)
+    given = named(site)
     order, dim = given["ord"], given["dim"]
     width = len(site.shape(given["self"])) if dim is None else 1 if isinstance(dim, int) else len(dim)
     if order == "fro" or order is None:
@@ -102,10 +102,10 @@ def plain_norm(x: Gaussian, order: float, dim: Any, keepdim: bool, dtype: torch.
 
 def _moment(op: Any) -> Callable[..., Any]:
     """`∂s²/∂x_i = 2 (x_i - x̄) / (n - c)`, `∂s/∂x_i = (x_i - x̄) / ((n - c) s)`, `c` the correction."""
-    name = op._schema.name.removeprefix("aten::")
+    name, signature = op._schema.name.removeprefix("aten::"), Signature(op)
 
     def moment(x: Gaussian, *args: Any, **kwargs: Any) -> Any:
-        given = named(op, (x.mean, *args), kwargs)
+        given = signature.named((x, *args), kwargs)
         dims, keepdim = _dims(x, given.get("dim")), given.get("keepdim", False)
         correction = given.get("correction", 1 if given.get("unbiased", True) else 0)
         count = torch.Size(x.shape[d] for d in dims).numel()

@@ -102,10 +102,24 @@ class Site(Protocol):
 
 Builder = Callable[[Site], "Built | None"]
 
-# positions of arguments that an op takes by their mean
+
+class OpTable(dict[Op, Any]):
+    """By op, or by its name `"library::op"` for an op of a package that may not be imported yet."""
+
+    def get(self, op: Op, default: Any = None) -> Any:
+        found = super().get(op)
+        if found is None and isinstance(op, torch._ops.OpOverload):
+            found = super().get(op.name())
+        return default if found is None else found
+
+    def __contains__(self, op: object) -> bool:
+        return self.get(op) is not None
+
+
+# positions of arguments that an op takes at their means: it reads shapes and types, or is flat almost everywhere
 MEAN_ONLY: dict[Op, tuple[int, ...]] = {}
-FUNCTIONS: dict[Op, FunctionRule] = {}
-BUILDERS: dict[Op, list[Builder]] = {}
+FUNCTIONS: dict[Op, FunctionRule] = OpTable()
+BUILDERS: dict[Op, list[Builder]] = OpTable()
 
 
 def fixed_positions(node: fx.Node) -> tuple[int, ...]:
@@ -135,7 +149,8 @@ def rule(*ops: Op, note: str = "") -> Callable[[Callable[..., Any]], Callable[..
     (or a tuple of them for an op with several results). At least one argument is a Gaussian; others may be plain.
 
     Args:
-        ops: such as `torch.ops.aten.softsign.default` or `torch.ops.mylib.swiglu.default`.
+        ops: such as `torch.ops.aten.softsign.default` or `torch.ops.mylib.swiglu.default`; or the name
+            `"mylib::swiglu"`, if `mylib` may be imported later.
         note: what is approximated, for the plan.
     """
 
@@ -168,15 +183,27 @@ def is_node(arg: Any) -> bool:
     return isinstance(arg, fx.Node)
 
 
-def named(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by the names of the op's schema, defaults included."""
-    arguments = op._schema.arguments
-    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    return defaults | dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+class Signature:
+    """The names and defaults of an op's arguments, read once, so that rules can be compiled."""
+
+    def __init__(self, op: Op):
+        arguments = op._schema.arguments
+        self.op = op
+        self.names = tuple(a.name for a in arguments)
+        self.positional = tuple(a.name for a in arguments if not a.kwarg_only)
+        self.keywords = tuple(a.name for a in arguments if a.kwarg_only)
+        self.defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, defaults included."""
+        return {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
+
+    def call(self, arguments: dict[str, Any]) -> Any:
+        """The op on arguments by name."""
+        settings = {name: arguments[name] for name in self.keywords}
+        return self.op(*[arguments[name] for name in self.positional], **settings)
 
 
-def call(op: Op, arguments: dict[str, Any]) -> Any:
-    """The op on arguments by name, as `named` gives them."""
-    schema = op._schema.arguments
-    args = [arguments[a.name] for a in schema if not a.kwarg_only]
-    return op(*args, **{a.name: arguments[a.name] for a in schema if a.kwarg_only})
+def named(site: Site) -> dict[str, Any]:
+    """The arguments of the op at a site by name."""
+    return Signature(site.op).named(site.args, site.kwargs)

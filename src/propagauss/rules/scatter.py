@@ -16,7 +16,7 @@ from torch import Tensor
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.rules.arithmetic import independent_sum, where
 from propagauss.rules.products import stretched
-from propagauss.rules.registry import Built, Site, builder, call, named, rule
+from propagauss.rules.registry import Built, Signature, Site, builder, named, rule
 from propagauss.rules.shape import _named
 
 aten = torch.ops.aten
@@ -24,14 +24,18 @@ NOTE = "exact; what is written counts as independent of the rest"
 
 
 def linear_together(
-    op: Any, given: dict[str, Any], parts: tuple[str, ...], constants: tuple[str, ...] = (), factor: str | None = None
+    op: Signature,
+    given: dict[str, Any],
+    parts: tuple[str, ...],
+    constants: tuple[str, ...] = (),
+    factor: str | None = None,
 ) -> Gaussian:
     """An op that is linear in the arguments `parts` together, with coefficients 0, 1 and `factor`.
 
     Each part goes through the op alone, with zeros for the other parts and for the numbers that `constants` names.
     """
     values = {name: mean_of(value) for name, value in given.items()}
-    mean = call(op, values)
+    mean = op.call(values)
     zeros = {n: torch.zeros_like(values[n]) if isinstance(values[n], Tensor) else 0 for n in (*parts, *constants)}
     squares = {} if factor is None else {factor: values[factor] ** 2}
     moved = []
@@ -42,16 +46,18 @@ def linear_together(
             moved.append(
                 part.mapped(
                     mean,
-                    lambda t, alone=alone, name=name: call(op, {**alone, name: t}),
-                    lambda v, alone=alone, name=name: call(op, {**alone, **squares, name: v}),
+                    lambda t, alone=alone, name=name: op.call({**alone, name: t}),
+                    lambda v, alone=alone, name=name: op.call({**alone, **squares, name: v}),
                 )
             )
     return independent_sum(mean, moved)
 
 
 def _written(op: Any, *settings: Any) -> Callable[..., Gaussian]:
+    signature = Signature(op)
+
     def write(*args: Any, **kwargs: Any) -> Gaussian:
-        return linear_together(op, named(op, args, kwargs), *settings)
+        return linear_together(signature, signature.named(args, kwargs), *settings)
 
     return _named(write, op)
 
@@ -96,7 +102,7 @@ def build_index_put(site: Site) -> Built | None:
     """Left to the general rule: uncertain values at places that a mask finds (which sample they go to depends on the
     mask, too much for the full structure), and one value added to a place more than once (its coefficient is unknown).
     """
-    given = named(site.op, site.args, site.kwargs)
+    given = named(site)
     indices = [i for i in given["indices"] if i is not None]
     masked = any(i.meta["val"].dtype in (torch.bool, torch.uint8) for i in indices)
     if site.is_random(given["values"]):
@@ -122,7 +128,7 @@ index_put = _written(aten.index_put.default, ("self", "values"))
 
 @builder(aten.scatter.reduce, aten.scatter.value_reduce)
 def build_scatter_in_place(site: Site) -> Built | None:
-    given = named(site.op, site.args, site.kwargs)
+    given = named(site)
     if given["reduce"] != "add":
         return None
     if "value" in given:
@@ -139,7 +145,7 @@ def scatter_value_add(x: Gaussian, dim: int, index: Tensor, value: float, reduce
 
 @builder(aten.scatter_reduce.two)
 def build_scatter_reduce(site: Site) -> Built | None:
-    given = named(site.op, site.args, site.kwargs)
+    given = named(site)
     function, note = {
         "sum": (scatter_sum, NOTE),
         "mean": (scatter_mean, NOTE),
@@ -188,7 +194,7 @@ def scatter_extreme(x: Any, dim: int, index: Tensor, src: Any, reduce: str, incl
 @builder(aten.masked_scatter.default)
 def build_masked_scatter(site: Site) -> Built | None:
     """The full structure cannot tell which sample an entry of the source goes to: left to the general rule."""
-    given = named(site.op, site.args, site.kwargs)
+    given = named(site)
     if site.options.full and site.is_random(given["source"]):
         return None
     return _by_site(site.op, masked_scatter, given, NOTE)

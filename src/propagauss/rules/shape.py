@@ -17,7 +17,7 @@ from torch import Tensor
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.rules.arithmetic import independent_sum
 from propagauss.rules.fixed import certain
-from propagauss.rules.registry import MEAN_ONLY, named, rule
+from propagauss.rules.registry import MEAN_ONLY, Signature, rule
 
 aten = torch.ops.aten
 
@@ -243,9 +243,11 @@ rule(aten.cumsum.default, note="exact sums, taken as independent of one another"
 
 
 def _average(op: Any) -> Callable[..., Gaussian]:
+    signature = Signature(op)
+
     def average(x: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
         """`Var[Σ x_i / n] = Σ v_i / n²`"""
-        dim = named(op, (x, *args), kwargs).get("dim")
+        dim = signature.named((x, *args), kwargs).get("dim")
         dims = range(len(x.shape)) if dim is None or dim == [] else dim
         count = torch.Size(x.shape[d] for d in dims).numel()
         return x.mapped(

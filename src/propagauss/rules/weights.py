@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
-from propagauss.precision import in_full_precision
+from propagauss.precision import in_full_precision, widened
 from propagauss.rules.arithmetic import independent_sum
 from propagauss.rules.products import Value, stretched
 from propagauss.rules.reductions import reduced
@@ -73,7 +74,7 @@ def build_embedding_bag(site: Site) -> Built | None:
     """Variances only: how a bag of rows of a random table depends on the table is left to the general rule."""
     if site.options.full:
         return None
-    given = named(site.op, site.args, site.kwargs)
+    given = named(site)
     names = ("weight", "indices", "offsets", "mode", "per_sample_weights", "include_last_offset")
     inputs = (*(given[name] for name in names), given.get("padding_idx"))
     note = "routed by the largest mean" if given["mode"] == 2 else "exact; table and weights taken as independent"
@@ -130,27 +131,44 @@ def build_grouped_mm(site: Site) -> Built | None:
     """Rows of one matrix meet one of several others. Which rows make a sample is not known: variances only."""
     if site.options.full:
         return None
-    given = named(site.op, site.args, site.kwargs)
-    inputs = tuple(given[a.name] for a in site.op._schema.arguments)
-    return Built(grouped_mm, inputs, "factors taken as independent: exact moments")
+    given = named(site)
+    return Built(grouped_mm, tuple(given[name] for name in ("self", "mat2", "offs", "bias", "out_dtype")), _EXPERTS)
+
+
+@builder("transformers::grouped_mm_fallback")
+def build_grouped_mm_of_transformers(site: Site) -> Built | None:
+    if site.options.full:
+        return None
+    given = named(site)
+    return Built(grouped_mm_of_transformers, tuple(given[name] for name in ("input", "weight", "offs")), _EXPERTS)
+
+
+_EXPERTS = "factors taken as independent: exact moments; rows are sent to experts by their means"
 
 
 def grouped_mm(
     x: Value, weight: Value, offs: Tensor | None = None, bias: Value | None = None, out_dtype: Any = None
 ) -> Gaussian:
-    """`var = m² V + v (W² + V) + v_b`, group by group, in single precision."""
+    """`var = m² V + v (W² + V) + v_b`, group by group."""
     mean = aten._grouped_mm(mean_of(x), mean_of(weight), offs, None if bias is None else mean_of(bias), out_dtype)
+    variance = _grouped_variance(lambda a, b: aten._grouped_mm(a, b, offs), x, weight)
+    variance = variance + bias.variance if isinstance(bias, Gaussian) else variance
+    return Gaussian.diagonal(mean, variance.to(mean.dtype))
 
-    def multiply(left: Tensor, right: Tensor) -> Tensor:
-        return in_full_precision(lambda a, b: aten._grouped_mm(a.float(), b.float(), offs), left, right)
 
-    variance: Any = 0
+def grouped_mm_of_transformers(x: Value, weight: Value, offs: Tensor) -> Gaussian:
+    """The same with the op that Hugging Face's library falls back to where a model is exported."""
+    op = torch.ops.transformers.grouped_mm_fallback
+    mean = op(mean_of(x), mean_of(weight), offs)
+    return Gaussian.diagonal(mean, _grouped_variance(lambda a, b: op(a, b, offs), x, weight).to(mean.dtype))
+
+
+def _grouped_variance(product: Callable[[Tensor, Tensor], Tensor], x: Value, weight: Value) -> Tensor:
+    m, w = (widened(mean_of(value)) for value in (x, weight))  # squares need more than half precision
+    terms = []
     if isinstance(weight, Gaussian):
-        variance = variance + multiply(mean_of(x).square(), weight.variance)
+        terms.append(in_full_precision(product, m.square(), widened(weight.variance)))
     if isinstance(x, Gaussian):
-        second = mean_of(weight).square()
-        second = second + weight.variance if isinstance(weight, Gaussian) else second
-        variance = variance + multiply(x.variance, second)
-    if isinstance(bias, Gaussian):
-        variance = variance + bias.variance
-    return Gaussian.diagonal(mean, variance.to(mean.dtype).expand_as(mean))
+        second = w.square() + widened(weight.variance) if isinstance(weight, Gaussian) else w.square()
+        terms.append(in_full_precision(product, widened(x.variance), second))
+    return torch.stack(terms).sum(0) if terms else torch.zeros_like(product(m, w))

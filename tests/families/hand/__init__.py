@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 from families.family import Family
-from families.hand import generative, graph, parametrised, recommender, recurrent, science, sequence, sets, tabular, vision
+from families.hand import (
+    generative,
+    graph,
+    parametrised,
+    pixels,
+    recommender,
+    recurrent,
+    science,
+    sequence,
+    sets,
+    splines,
+    tabular,
+    vision,
+)
 
-ROOMS = (graph, tabular, science, recommender, recurrent, sequence, parametrised, generative, sets, vision)
+ROOMS = (
+    graph,
+    tabular,
+    science,
+    splines,
+    recommender,
+    recurrent,
+    sequence,
+    parametrised,
+    generative,
+    sets,
+    vision,
+    pixels,
+)
 
 
 def families() -> list[Family]:

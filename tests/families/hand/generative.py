@@ -59,7 +59,9 @@ def glow() -> Built:
 
     weights = {"shift": nn.Parameter(torch.randn(1, 4, 1, 1)), "gain": nn.Parameter(torch.randn(1, 4, 1, 1) / 4)}
     net = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1))
-    return Lambda(forward, **weights, weight=nn.Parameter(torch.linalg.qr(torch.randn(4, 4))[0]), net=net), (vectors(4, 4, 4),)
+    return Lambda(forward, **weights, weight=nn.Parameter(torch.linalg.qr(torch.randn(4, 4))[0]), net=net), (
+        vectors(4, 4, 4),
+    )
 
 
 @FAMILIES("flow, rational-quadratic spline")
@@ -90,7 +92,9 @@ class Masked(nn.Linear):
         return F.linear(x, self.weight * self.mask, self.bias)
 
 
-FAMILIES("masked autoregressive (MADE)")(lambda: (nn.Sequential(Masked(8, 8), nn.ReLU(), Masked(8, 8)), (vectors(WIDTH),)))
+FAMILIES("masked autoregressive (MADE)")(
+    lambda: (nn.Sequential(Masked(8, 8), nn.ReLU(), Masked(8, 8)), (vectors(WIDTH),))
+)
 
 
 @FAMILIES("PixelCNN")
@@ -177,7 +181,10 @@ def dit() -> Built:
         return self.head(x)
 
     parts = {"time": mlp(1, 8, 8), "modulate": nn.Linear(8, 24), "head": nn.Linear(8, 8)}
-    return Lambda(forward, **parts, attention=nn.MultiheadAttention(WIDTH, 2, batch_first=True)), (vectors(5, WIDTH), torch.rand(3))
+    return Lambda(forward, **parts, attention=nn.MultiheadAttention(WIDTH, 2, batch_first=True)), (
+        vectors(5, WIDTH),
+        torch.rand(3),
+    )
 
 
 @FAMILIES("style modulation (StyleGAN 2)")
@@ -197,7 +204,13 @@ def style() -> Built:
 
 @FAMILIES("DCGAN generator")
 def dcgan() -> Built:
-    layers = [nn.ConvTranspose2d(WIDTH, 8, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 3, 4, 2, 1), nn.Tanh()]
+    layers = [
+        nn.ConvTranspose2d(WIDTH, 8, 4),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.ConvTranspose2d(8, 3, 4, 2, 1),
+        nn.Tanh(),
+    ]
     return nn.Sequential(*layers), (vectors(WIDTH, 1, 1),)
 
 

@@ -27,7 +27,9 @@ def _convolutional(wrap: object) -> Built:
 FAMILIES("weight norm")(lambda: _dense(parametrised.weight_norm))
 FAMILIES("weight norm, old style")(lambda: _dense(weight_norm))
 FAMILIES("weight norm, convolution")(lambda: _convolutional(parametrised.weight_norm))
-FAMILIES("weight norm, convolution over all but time")(lambda: _convolutional(lambda m: parametrised.weight_norm(m, dim=2)))
+FAMILIES("weight norm, convolution over all but time")(
+    lambda: _convolutional(lambda m: parametrised.weight_norm(m, dim=2))
+)
 FAMILIES("spectral norm")(lambda: _dense(parametrised.spectral_norm))
 FAMILIES("spectral norm, convolution")(lambda: _convolutional(parametrised.spectral_norm))
 FAMILIES("orthogonal, Householder")(lambda: _dense(lambda m: parametrised.orthogonal(m, orthogonal_map="householder")))
@@ -57,20 +59,33 @@ def _computed(name: str, weight: object, **shapes: tuple[int, ...]) -> None:
 
 SQUARE = (WIDTH, WIDTH)
 _computed("LoRA, merged", lambda m: m.w + 2.0 * m.b @ m.a, w=SQUARE, b=(WIDTH, 2), a=(2, WIDTH))
-_computed("DoRA", lambda m: m.g * (m.w + m.b @ m.a) / (m.w + m.b @ m.a).norm(dim=1, keepdim=True), w=SQUARE, b=(8, 2), a=(2, 8), g=(8, 1))
+_computed(
+    "DoRA",
+    lambda m: m.g * (m.w + m.b @ m.a) / (m.w + m.b @ m.a).norm(dim=1, keepdim=True),
+    w=SQUARE,
+    b=(8, 2),
+    a=(2, 8),
+    g=(8, 1),
+)
 _computed("low-rank product", lambda m: m.b @ m.a, b=(WIDTH, 3), a=(3, WIDTH))
 _computed("masked (pruned)", lambda m: m.w * m.mask, w=SQUARE)
 _computed("symmetric", lambda m: m.w.triu() + m.w.triu(1).T, w=SQUARE)
 _computed("circulant", lambda m: torch.stack([m.w.roll(i) for i in range(WIDTH)]), w=(WIDTH,))
 _computed("Kronecker product", lambda m: torch.kron(m.a, m.b), a=(2, 2), b=(4, 4))
-_computed("tensor train", lambda m: torch.einsum("air,rbj->abij", m.a, m.b).reshape(WIDTH, WIDTH), a=(2, 2, 3), b=(3, 4, 4))
+_computed(
+    "tensor train", lambda m: torch.einsum("air,rbj->abij", m.a, m.b).reshape(WIDTH, WIDTH), a=(2, 2, 3), b=(3, 4, 4)
+)
 _computed("weight standardisation", lambda m: (m.w - m.w.mean(1, keepdim=True)) / m.w.std(1, keepdim=True), w=SQUARE)
 _computed("fake quantisation", lambda m: m.w + ((m.w * 8).round() / 8 - m.w).detach(), w=SQUARE)
 _computed("ternary (BitNet)", lambda m: m.w + (m.w.sign() * m.w.abs().mean() - m.w).detach(), w=SQUARE)
 _computed("positive by softplus", lambda m: F.softplus(m.w), w=SQUARE)
 _computed("stochastic by softmax", lambda m: m.w.softmax(-1), w=SQUARE)
 _computed("Householder reflections", lambda m: torch.eye(8) - 2 * torch.outer(m.v, m.v) / m.v.dot(m.v), v=(WIDTH,))
-_computed("skew-symmetric, Cayley", lambda m: torch.linalg.solve(torch.eye(8) + m.w - m.w.T, torch.eye(8) - m.w + m.w.T), w=SQUARE)
+_computed(
+    "skew-symmetric, Cayley",
+    lambda m: torch.linalg.solve(torch.eye(8) + m.w - m.w.T, torch.eye(8) - m.w + m.w.T),
+    w=SQUARE,
+)
 _computed("diagonal plus low rank", lambda m: torch.diag(m.d) + torch.outer(m.u, m.v), d=(8,), u=(8,), v=(8,))
 
 
@@ -138,7 +153,10 @@ def bilinear() -> Built:
     def forward(self: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return self.head(torch.tanh(self.pair(self.a(x), y)))
 
-    return Lambda(forward, a=nn.Linear(8, 4), pair=nn.Bilinear(4, 3, 6), head=nn.Linear(6, 2)), (vectors(WIDTH), vectors(3))
+    return Lambda(forward, a=nn.Linear(8, 4), pair=nn.Bilinear(4, 3, 6), head=nn.Linear(6, 2)), (
+        vectors(WIDTH),
+        vectors(3),
+    )
 
 
 class Experts(nn.Module):

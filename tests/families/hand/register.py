@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -32,7 +33,7 @@ def vectors(*shape: int) -> Tensor:
 def mlp(*widths: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """Linear layers of these widths with an activation between them."""
     layers: list[nn.Module] = []
-    for i, (inside, outside) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (inside, outside) in enumerate(itertools.pairwise(widths)):
         layers += [activation()] if i else []
         layers.append(nn.Linear(inside, outside))
     return nn.Sequential(*layers)

@@ -130,60 +130,6 @@ def hash_grid() -> Built:
     return Lambda(forward, table=nn.Embedding(32, 4), mlp=mlp(4, 16, 2)), (vectors(2),)
 
 
-class Splines(nn.Module):
-    """KAN layer: B-splines of degree k on each edge, by the Cox-de Boor recursion, beside a SiLU."""
-
-    def __init__(self, inside: int, outside: int, grid: int = 4, degree: int = 3):
-        super().__init__()
-        self.degree = degree
-        self.base = nn.Linear(inside, outside)
-        self.weight = nn.Parameter(torch.randn(outside, inside, grid + degree) / inside)
-        self.register_buffer("knots", torch.linspace(-3, 3, grid + 2 * degree + 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x_, t = x[..., None], self.knots
-        basis = ((x_ >= t[:-1]) & (x_ < t[1:])).to(x.dtype)
-        for k in range(1, self.degree + 1):
-            left = (x_ - t[: -(k + 1)]) / (t[k:-1] - t[: -(k + 1)]) * basis[..., :-1]
-            right = (t[k + 1 :] - x_) / (t[k + 1 :] - t[1:-k]) * basis[..., 1:]
-            basis = left + right
-        return self.base(F.silu(x)) + F.linear(basis.flatten(1), self.weight.flatten(1))
-
-
-FAMILIES("KAN, B-splines")(lambda: (nn.Sequential(Splines(4, 6), Splines(6, 2)), (vectors(4),)))
-
-
-class Radial(nn.Module):
-    """FastKAN layer: Gaussian bumps in place of splines."""
-
-    def __init__(self, inside: int, outside: int):
-        super().__init__()
-        self.norm, self.linear = nn.LayerNorm(inside), nn.Linear(5 * inside, outside)
-        self.register_buffer("centres", torch.linspace(-2, 2, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(torch.exp(-((self.norm(x)[..., None] - self.centres) ** 2)).flatten(-2))
-
-
-FAMILIES("KAN, radial")(lambda: (nn.Sequential(Radial(4, 6), Radial(6, 2)), (vectors(4),)))
-
-
-class Chebyshev(nn.Module):
-    """ChebyKAN layer: polynomials of tanh(x)."""
-
-    def __init__(self, inside: int, outside: int, degree: int = 3):
-        super().__init__()
-        self.weight, self.degree = nn.Parameter(torch.randn(inside, outside, degree + 1) / inside), degree
-
-    def forward(self, x: Tensor) -> Tensor:
-        order = torch.arange(self.degree + 1)
-        basis = torch.cos(order * torch.acos(torch.tanh(x).clamp(-0.999, 0.999))[..., None])
-        return torch.einsum("bid,iod->bo", basis, self.weight)
-
-
-FAMILIES("KAN, Chebyshev")(lambda: (nn.Sequential(Chebyshev(4, 6), Chebyshev(6, 2)), (vectors(4),)))
-
-
 def _ode(method: str) -> Built:
     def forward(self: nn.Module, y: Tensor) -> Tensor:
         f, h = self.field, 0.25
@@ -290,7 +236,9 @@ def s4d() -> Built:
     def forward(self: nn.Module, u: Tensor) -> Tensor:
         n = u.shape[-1]
         a = torch.complex(-self.decay.exp(), self.frequency)
-        kernel = (2 * torch.einsum("hs,hst->ht", torch.view_as_complex(self.c), (a[..., None] * torch.arange(n)).exp())).real
+        kernel = (
+            2 * torch.einsum("hs,hst->ht", torch.view_as_complex(self.c), (a[..., None] * torch.arange(n)).exp())
+        ).real
         y = torch.fft.irfft(torch.fft.rfft(u, n=2 * n) * torch.fft.rfft(kernel, n=2 * n), n=2 * n)[..., :n]
         return self.head(F.gelu(y + u * self.d[:, None]).mean(-1))
 

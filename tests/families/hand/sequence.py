@@ -37,7 +37,9 @@ class Blocks(nn.Module):
     def __init__(self, make: object):
         super().__init__()
         self.mixers = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), make()) for _ in range(2))
-        self.mlps = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), mlp(8, 16, 8, activation=nn.GELU)) for _ in range(2))
+        self.mlps = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(WIDTH), mlp(8, 16, 8, activation=nn.GELU)) for _ in range(2)
+        )
         self.head = nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -190,7 +192,9 @@ FAMILIES("WaveNet")(lambda: (Tcn(True), example()))
 
 @FAMILIES("gated convolutions (ConvS2S)")
 def conv_glu() -> Built:
-    return nn.Sequential(nn.Conv1d(WIDTH, 16, 3, padding=1), nn.GLU(1), nn.Conv1d(8, 16, 3, padding=1), nn.GLU(1)), example()
+    return nn.Sequential(
+        nn.Conv1d(WIDTH, 16, 3, padding=1), nn.GLU(1), nn.Conv1d(8, 16, 3, padding=1), nn.GLU(1)
+    ), example()
 
 
 @FAMILIES("dynamic convolution")
@@ -244,7 +248,10 @@ def turing() -> Built:
         return self.head(torch.stack(out, 1))
 
     model = Lambda(
-        forward, control=nn.Linear(WIDTH, WIDTH + 4), memory=nn.Parameter(torch.randn(6, WIDTH)), head=nn.Linear(WIDTH, 2)
+        forward,
+        control=nn.Linear(WIDTH, WIDTH + 4),
+        memory=nn.Parameter(torch.randn(6, WIDTH)),
+        head=nn.Linear(WIDTH, 2),
     )
     return model, example()
 

@@ -126,7 +126,9 @@ def pointnet() -> Built:
         return self.head(h.max(-1)[0])
 
     shared = nn.Sequential(nn.Conv1d(3, 8, 1), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 16, 1))
-    return Lambda(forward, local=mlp(3, 8, 8), transform=nn.Linear(8, 9), shared=shared, head=mlp(16, 8, 2)), (points(3),)
+    return Lambda(forward, local=mlp(3, 8, 8), transform=nn.Linear(8, 9), shared=shared, head=mlp(16, 8, 2)), (
+        points(3),
+    )
 
 
 @FAMILIES("dynamic graph of nearest neighbours (DGCNN)")

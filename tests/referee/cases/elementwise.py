@@ -57,7 +57,6 @@ _CALLS: dict[str, Function] = {
     "remainder": lambda z: torch.remainder(z, 0.7),
     "fmod": lambda z: torch.fmod(z, 0.7),
     "floor divide": lambda z: z - torch.div(z, 0.7, rounding_mode="floor"),
-    "heaviside": lambda z: torch.heaviside(z, torch.zeros_like(z)),
     "copysign": lambda z: torch.copysign(torch.full_like(z, 2.0), z) + z,
     "ldexp": lambda z: torch.ldexp(z, torch.tensor(2)),
     "lerp": lambda z: torch.lerp(z, torch.full_like(z, 2.0), 0.3),
@@ -92,6 +91,10 @@ ELEMENTWISE = [
         *_on(0.2, 0.9, **_torch("logit"), **{"ndtri": torch.special.ndtri, "log1p": torch.log1p}),
         *_on(1.2, 4.0, **_torch("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acosh", "lgamma", "digamma")),
         *_on(1.2, 4.0, **{"pow 0.5": lambda z: z**0.5, "pow -1": lambda z: z**-1, "to itself": lambda z: z**z}),
-        *_on(1.2, 4.0, **{"mvlgamma": lambda z: torch.special.multigammaln(z, 2), "polygamma": lambda z: torch.polygamma(1, z)}),
+        *_on(
+            1.2,
+            4.0,
+            **{"mvlgamma": lambda z: torch.special.multigammaln(z, 2), "polygamma": lambda z: torch.polygamma(1, z)},
+        ),
     )
 ]

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from referee.case import Case, case, linear
-from referee.layers import _in
+from referee.case import Case, case, linear, section
 
 INDEX = torch.tensor([2, 0, 3])
 BOOL = torch.tensor([True, False, True, True])
@@ -23,7 +22,7 @@ def _of(name: str, f: Callable[[Tensor], Any], **settings: Any) -> Case:
     return case(name, lambda m, x: f(m.l(x).view(-1, *shape)), l=linear(5, size), **settings)
 
 
-REDUCTIONS = _in(
+REDUCTIONS = section(
     "Reductions and sorting",
     _of("sum", lambda h: h.sum(-1)),
     _of("mean", lambda h: h.mean(-1, keepdim=True)),
@@ -65,7 +64,7 @@ REDUCTIONS = _in(
     _of("huber, by sample", lambda h: F.huber_loss(h, torch.zeros_like(h), reduction="none")),
 )
 
-MOVES = _in(
+MOVES = section(
     "Shape, indexing and scattering",
     _of("view", lambda h: h.view(-1, 2, 2)),
     _of("reshape_as", lambda h: h.reshape_as(h.new_zeros(h.shape[0], 2, 2))),
@@ -107,9 +106,15 @@ MOVES = _in(
     _of("x[:, 1:3] += ...", lambda h: _added(h)),
     _of("index_put", lambda h: h.index_put((torch.arange(3)[:, None], INDEX), torch.zeros_like(h[:, :3]))),
     _of("scatter of a number", lambda h: h.scatter(-1, INDEX[:1].expand(h.shape[0], -1), 2.0)),
-    _of("scatter of a value", lambda h: torch.zeros(h.shape[0], 6).to(h).scatter(-1, INDEX.expand(h.shape[0], -1), h[:, :3])),
+    _of(
+        "scatter of a value",
+        lambda h: torch.zeros(h.shape[0], 6).to(h).scatter(-1, INDEX.expand(h.shape[0], -1), h[:, :3]),
+    ),
     _of("scatter_add", lambda h: h.scatter_add(-1, (INDEX % 2).expand(h.shape[0], -1), h[:, :3].tanh())),
-    _of("scatter_reduce, mean", lambda h: torch.zeros_like(h).scatter_reduce(-1, (INDEX % 2).expand(h.shape[0], -1), h[:, :3], "mean")),
+    _of(
+        "scatter_reduce, mean",
+        lambda h: torch.zeros_like(h).scatter_reduce(-1, (INDEX % 2).expand(h.shape[0], -1), h[:, :3], "mean"),
+    ),
     _of("index_add", lambda h: torch.zeros(h.shape[0], 3).to(h).index_add(-1, torch.tensor([0, 2, 0, 1]), h)),
     _of("index_copy", lambda h: h.index_copy(-1, INDEX[:2], h[:, 2:].exp())),
     _of("index_fill", lambda h: h.index_fill(-1, INDEX[:2], 1.0)),
@@ -117,11 +122,18 @@ MOVES = _in(
     _of("masked_fill of a tensor", lambda h: h.masked_fill(BOOL, torch.tensor(1.5))),
     _of("masked_scatter in pieces", lambda h: torch.where(BOOL, h, h.flip(-1))),
     _of("zeros_like", lambda h: h + torch.zeros_like(h)),
-    _of("full_like, new_ones, empty_like", lambda h: h * torch.full_like(h, 2) + h.new_ones(4) + 0 * torch.empty_like(h).fill_(1.0)),
+    _of(
+        "full_like, new_ones, empty_like",
+        lambda h: h * torch.full_like(h, 2) + h.new_ones(4) + 0 * torch.empty_like(h).fill_(1.0),
+    ),
     _of("meshgrid sums", lambda h: h[:, :, None] + h[:, None, :]),
     _of("outer product", lambda h: torch.einsum("bi,bj->bij", h, h)),
     _of("kron with a constant", lambda h: torch.stack([torch.kron(r, torch.ones(2).to(r)) for r in h.unbind(0)])),
-    _of("graph network: mean of neighbours", lambda h: h + torch.zeros_like(h).index_add(1, torch.tensor([0, 1, 2]), h[:, INDEX]), shape=(4, 2)),
+    _of(
+        "graph network: mean of neighbours",
+        lambda h: h + torch.zeros_like(h).index_add(1, torch.tensor([0, 1, 2]), h[:, INDEX]),
+        shape=(4, 2),
+    ),
 )
 
 
@@ -141,7 +153,7 @@ def _image(name: str, f: Callable[[Tensor], Any], *shape: int) -> Case:
     return _of(name, f, shape=shape)
 
 
-POOLING = _in(
+POOLING = section(
     "Pooling and resampling",
     _image("avg_pool1d", lambda h: F.avg_pool1d(h, 2), 2, 4),
     _image("avg_pool2d, padded", lambda h: F.avg_pool2d(h, 2, 1, 1, count_include_pad=False), 1, 3, 3),
@@ -160,13 +172,21 @@ POOLING = _in(
     _image("interpolate, bicubic", lambda h: F.interpolate(h, size=3, mode="bicubic"), 1, 2, 2),
     _image("pixel_shuffle", lambda h: F.pixel_shuffle(h, 2), 4, 1, 2),
     _image("grid_sample of a random image", lambda h: F.grid_sample(h, _grid(h), align_corners=False), 1, 3, 3),
-    _image("grid_sample at a random place", lambda h: F.grid_sample(_grid(h).movedim(-1, 1), h.tanh(), align_corners=False), 2, 2, 2),
+    _image(
+        "grid_sample at a random place",
+        lambda h: F.grid_sample(_grid(h).movedim(-1, 1), h.tanh(), align_corners=False),
+        2,
+        2,
+        2,
+    ),
     _image("channel attention", lambda h: h * torch.sigmoid(h.mean((2, 3), keepdim=True)), 2, 2, 2),
 )
 
 
 def _grid(h: Tensor) -> Tensor:
-    return torch.tensor([[[0.11, -0.4], [0.33, 0.7]], [[-0.62, 0.2], [-0.15, 0.05]]], dtype=h.dtype).expand(h.shape[0], 2, 2, 2)
+    return torch.tensor([[[0.11, -0.4], [0.33, 0.7]], [[-0.62, 0.2], [-0.15, 0.05]]], dtype=h.dtype).expand(
+        h.shape[0], 2, 2, 2
+    )
 
 
 def _spd(h: Tensor) -> Tensor:
@@ -178,15 +198,26 @@ def _regular(h: Tensor) -> Tensor:
     return 0.3 * h + 2 * torch.eye(3, dtype=h.dtype)
 
 
-LINALG = _in(
+LINALG = section(
     "Products and linear algebra",
     case("bmm of two values", lambda m, x: torch.bmm(m.l(x), m.k(x).mT), l=linear(5, 2), k=linear(5, 2), x=(2, 5)),
     case("matmul of two values", lambda m, x: m.l(x) @ m.k(x).mT, l=linear(5, 2), k=linear(5, 2), x=(2, 5)),
-    case("einsum of two values", lambda m, x: torch.einsum("bti,bsi->bts", m.l(x), m.k(x)), l=linear(5, 2), k=linear(5, 2), x=(2, 5)),
+    case(
+        "einsum of two values",
+        lambda m, x: torch.einsum("bti,bsi->bts", m.l(x), m.k(x)),
+        l=linear(5, 2),
+        k=linear(5, 2),
+        x=(2, 5),
+    ),
     case("dot of two values", lambda m, x: (m.l(x) * m.k(x)).sum(-1), l=linear(), k=linear()),
     case("linalg.vecdot", lambda m, x: torch.linalg.vecdot(m.l(x), m.k(x)), l=linear(), k=linear()),
     case("cross product", lambda m, x: torch.linalg.cross(m.l(x), m.k(x)), l=linear(5, 3), k=linear(5, 3)),
-    case("value times a constant matrix", lambda m, x: m.l(x) @ m.c, l=linear(), c=torch.randn(4, 3, generator=torch.Generator().manual_seed(0))),
+    case(
+        "value times a constant matrix",
+        lambda m, x: m.l(x) @ m.c,
+        l=linear(),
+        c=torch.randn(4, 3, generator=torch.Generator().manual_seed(0)),
+    ),
     _of("gram matrix", lambda h: h @ h.mT, shape=(2, 3)),
     _of("gram matrix by einsum", lambda h: torch.einsum("bij,bkj->bik", h, h), shape=(2, 3)),
     _of("inv", lambda h: torch.linalg.inv(_regular(h)), shape=(3, 3)),
@@ -204,10 +235,14 @@ LINALG = _in(
     _of("pinv", lambda h: torch.linalg.pinv(_regular(h)), shape=(3, 3)),
     _of("trace", lambda h: torch.einsum("bii->b", h), shape=(3, 3)),
     _of("cdist of a value to itself, shifted", lambda h: torch.cdist(h, h + 1), shape=(2, 3)),
-    case("linalg of a parameter", lambda m, x: torch.linalg.solve(m.w + 3 * torch.eye(5, dtype=x.dtype), x.unsqueeze(-1)), w=(5, 5)),
+    case(
+        "linalg of a parameter",
+        lambda m, x: torch.linalg.solve(m.w + 3 * torch.eye(5, dtype=x.dtype), x.unsqueeze(-1)),
+        w=(5, 5),
+    ),
 )
 
-COMPLEX = _in(
+COMPLEX = section(
     "Complex values",
     _of("fft, real part", lambda h: torch.fft.fft(h).real),
     _of("fft, absolute value", lambda h: torch.fft.fft(h).abs()),
@@ -215,13 +250,34 @@ COMPLEX = _in(
     _of("FNet mixing", lambda h: torch.fft.fft(torch.fft.fft(h, dim=-1), dim=-2).real, shape=(2, 3)),
     _of("rfft and back", lambda h: torch.fft.irfft(torch.fft.rfft(h) * torch.tensor([1.0, 0.5j, 0.2]), n=4)),
     _of("fft2, power", lambda h: torch.fft.fft2(h).abs().square(), shape=(2, 3)),
-    _of("view_as_complex and back", lambda h: torch.view_as_real(torch.view_as_complex(h) * torch.tensor(0.6 + 0.8j)), shape=(3, 2)),
-    _of("rotary embedding, complex", lambda h: torch.view_as_real(torch.view_as_complex(h) * torch.polar(torch.ones(3), torch.arange(3.0)).to(torch.complex128)).flatten(1), shape=(3, 2)),
+    _of(
+        "view_as_complex and back",
+        lambda h: torch.view_as_real(torch.view_as_complex(h) * torch.tensor(0.6 + 0.8j)),
+        shape=(3, 2),
+    ),
+    _of(
+        "rotary embedding, complex",
+        lambda h: torch.view_as_real(
+            torch.view_as_complex(h) * torch.polar(torch.ones(3).to(h), torch.arange(3.0).to(h))
+        ).flatten(1),
+        shape=(3, 2),
+    ),
     _of("complex exponential", lambda h: torch.exp(1j * h).real + torch.exp(1j * h).imag),
     _of("torch.complex, product", lambda h: (torch.complex(h, h.tanh()) * torch.complex(h.cos(), h)).real),
     _of("polar", lambda h: torch.polar(h.square(), h).imag),
-    case("Fourier operator", lambda m, x: torch.fft.irfft(torch.fft.rfft(m.l(x)) * torch.complex(m.r, m.i), n=4), l=linear(), r=(3,), i=(3,)),
-    case("complex state-space kernel", lambda m, x: (torch.exp(torch.complex(m.a, m.b) * torch.arange(5, dtype=x.dtype)[:, None]).sum(-1).real * x), a=(2,), b=(2,)),
+    case(
+        "Fourier operator",
+        lambda m, x: torch.fft.irfft(torch.fft.rfft(m.l(x)) * torch.complex(m.r, m.i), n=4),
+        l=linear(),
+        r=(3,),
+        i=(3,),
+    ),
+    case(
+        "complex state-space kernel",
+        lambda m, x: torch.exp(torch.complex(m.a, m.b) * torch.arange(5, dtype=x.dtype)[:, None]).sum(-1).real * x,
+        a=(2,),
+        b=(2,),
+    ),
 )
 
 OPS = [*REDUCTIONS, *MOVES, *POOLING, *LINALG, *COMPLEX]
