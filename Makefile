@@ -16,7 +16,7 @@ help:
 	@echo "make format   apply ruff's fixes and formatting"
 	@echo "make docs     build the documentation into site/"
 	@echo "make bench    speed and memory against other libraries"
-	@echo "make families which model families streamline, and why the others do not (about an hour; resumes)"
+	@echo "make families which model families streamline, and why the others do not (hours; it resumes)"
 	@echo "make setup    only install what the targets above need"
 	@echo "make clean    remove what the targets above produced; distclean: .venv as well"
 

@@ -7,12 +7,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch import fx
 
 from propagauss.graph import argument, is_float, shape_of
+from propagauss.rules.attention import written_out
 
 aten = torch.ops.aten
 
@@ -47,8 +50,31 @@ def recognise(graph: fx.Graph, from_input: set[fx.Node]) -> None:
     for node in list(graph.nodes):
         if node.target == aten.mul.Tensor:
             _fold_rms_norm(graph, node)
-        elif node.target in _SOFTMAX and _comes_from_product(node, from_input) and _goes_to_product(node):
+        elif node.target in _SOFTMAX and _comes_from_product(node, from_input) and _values(node, node.users):
+            _give_others_a_copy(graph, node)
             node.meta[AT_MEAN] = True
+
+
+def release(graph: fx.Graph, uncertain: AbstractSet[fx.Node]) -> None:
+    """Let attention weights be uncertain where the values are not: all uncertainty would be lost otherwise."""
+    for node in graph.nodes:
+        if node.meta.get(AT_MEAN) and not any(v in uncertain for v in _values(node, node.users)):
+            del node.meta[AT_MEAN]
+        elif node.target == aten.scaled_dot_product_attention.default:
+            value = argument(node, 2, "value")
+            if value not in uncertain and any(a in uncertain for a in node.all_input_nodes):
+                node.target = written_out  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _give_others_a_copy(graph: fx.Graph, node: fx.Node) -> None:
+    """What else reads the weights, the output of a model say, gets them with their uncertainty."""
+    others = [user for user in node.users if not _values(node, [user])]
+    if others:
+        with graph.inserting_after(node):
+            copy = graph.node_copy(node)
+        copy.meta = dict(node.meta)
+        for user in others:
+            user.replace_input_with(node, copy)
 
 
 def _fold_rms_norm(graph: fx.Graph, node: fx.Node) -> None:
@@ -112,15 +138,17 @@ def _comes_from_product(node: fx.Node, from_input: set[fx.Node]) -> bool:
     return False
 
 
-def _goes_to_product(node: fx.Node) -> bool:
-    """Whether the weights are the left factor of a product."""
-    stack = [(node, user) for user in node.users]
+def _values(node: fx.Node, users: Iterable[fx.Node]) -> list[Any]:
+    """The right factors of the products whose left factor are these weights, as far as `users` lead there."""
+    found = []
+    stack = [(node, user) for user in users]
     while stack:
         source, user = stack.pop()
         if user.target in _PRODUCTS:
-            left = argument(user, *((1, "batch1") if user.target == aten.baddbmm.default else (0, "self")))
+            batched = user.target == aten.baddbmm.default
+            left = argument(user, *((1, "batch1") if batched else (0, "self")))
             if left is source:
-                return True
+                found.append(argument(user, *((2, "batch2") if batched else (1, "other"))))
         elif user.target in _BETWEEN:
             stack.extend((user, further) for further in user.users)
-    return False
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-import warnings
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -12,9 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from propagauss.account import plan_of, unsupported
 from propagauss.batches import is_batched, keeps_apart, mixes_samples
 from propagauss.demand import wanted
-from propagauss.errors import UnsupportedOpError
 from propagauss.fuse import Chains, cut, is_pointwise
 from propagauss.gaussian import mean_of
 from propagauss.graph import (
@@ -24,23 +23,22 @@ from propagauss.graph import (
     is_assertion,
     is_complex,
     is_float,
-    is_transpose,
     module_path,
     op_name,
     shape_of,
 )
 from propagauss.joint import Joint
 from propagauss.network import Streamlined
-from propagauss.patterns import AT_MEAN
-from propagauss.plan import Plan, Step
+from propagauss.new_graph import NewGraph
+from propagauss.patterns import AT_MEAN, release
+from propagauss.plan import Step
 from propagauss.posterior.base import Posterior
 from propagauss.rules.activation import CLOSED, MomentMatched, elementwise
 from propagauss.rules.comparisons import decisions, fusable_comparison
 from propagauss.rules.jacobian import Linearised, LinearisedVariances, Piece
-from propagauss.rules.registry import BUILDERS, FUNCTIONS, Built, Options, Weight, arguments, map_arguments
-from propagauss.rules.shape import STRIDE_FREE
+from propagauss.rules.registry import BUILDERS, FUNCTIONS, Built, Options, arguments, map_arguments
 from propagauss.rules.tangent import JOINS, LAYERS
-from propagauss.rules.wrapping import Delta, InputStructure, Pointwise, RandomParameter, to_gaussian
+from propagauss.rules.wrapping import Delta, InputStructure, Pointwise, to_gaussian
 from propagauss.site import SiteOf
 from propagauss.trace import Traced
 from propagauss.trial import try_out
@@ -56,8 +54,8 @@ BROADCASTING = {
 STORED = {*LAYERS, aten.addmm.default, aten.mm.default, aten.matmul.default}
 
 
-class Rewriter:
-    """Walks the traced graph once and builds the new one. `random` holds the source nodes that are uncertain.
+class Rewriter(NewGraph):
+    """Walks the traced graph once and builds the new one.
 
     The nodes in `by_jacobian` are linearised by their own Jacobians, whatever rules they have.
     """
@@ -69,23 +67,17 @@ class Rewriter:
         options: Options,
         by_jacobian: AbstractSet[fx.Node] = frozenset(),
     ):
-        self.traced, self.posterior, self.options = traced, posterior, options
+        super().__init__(traced, posterior, options)
         self.by_jacobian = by_jacobian
         self.names = set() if posterior is None else set(posterior.names)
-        self.root = nn.Module()
-        self.graph = fx.Graph()
-        self.env: dict[fx.Node, fx.Node] = {}
-        self.random: set[fx.Node] = set()
-        self.static: set[fx.Node] = set()
         self.from_means: set[fx.Node] = set()  # plain values that stand for uncertain ones
-        self.unbatched: set[fx.Node] = set()  # random parameters, and what is made of them alone
-        self.virtual: set[fx.Node] = set()  # uncertain, but no Gaussian: complex values, results in several parts
         self.built: set[fx.Node] = set()  # by rules that know the parameters of their layer
         self.moments: dict[fx.Node, tuple[MomentMatched, tuple[Any, ...]]] = {}
         self.owner: dict[fx.Node, fx.Node] = {}  # which op of the source a node of the new graph belongs to
+        self.downstream = self._downstream()
+        release(traced.graph, self.downstream)
         decided = decisions(traced.graph) if options.activation == "moments" else set()
         self.wanted = wanted(traced.graph, traced.outputs, decided)
-        self.downstream = self._downstream()
         self.chains = Chains(any_op=options.full and options.activation == "linearise")
         self.joint = Joint(self)
         self.steps: list[tuple[fx.Node, Step]] = []
@@ -108,12 +100,12 @@ class Rewriter:
             self._own(node, len(self.graph.nodes) - before)
         results = tuple(self._output(o) for o in self.traced.outputs)
         if self.unsupported:
-            raise self._unsupported_error()
+            raise unsupported(self.unsupported)
         self.graph.output(results)
         self.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
         body = fx.GraphModule(self.root, self.graph, class_name="StreamlinedBody")
         body.delete_all_unused_submodules()
-        return Streamlined(body, self._plan(), self.traced).eval()
+        return Streamlined(body, plan_of(self), self.traced).eval()
 
     def _own(self, node: fx.Node, count: int) -> None:
         """Remember for which op the last `count` nodes were made."""
@@ -144,11 +136,16 @@ class Rewriter:
             if inputs and all(a in self.static for a in inputs):
                 self.static.add(node)
             elif not is_assertion(node.target):
-                self.env[node] = self._copy(node)
+                self.env[node] = self.copied(node)
                 if any(a in self.from_means for a in inputs):
                     self._remember_mean(node)
             return
         if is_assertion(node.target):
+            return
+        refusal = self._refusal(node)
+        if refusal is not None:
+            self.unsupported.append((node, refusal))
+            self._by_mean(node)
             return
         random = [a for a in arguments(node) if a in self.random]
         if random and self._decides_function(node):
@@ -158,13 +155,23 @@ class Rewriter:
         else:
             self._rewrite(node, random)
 
+    def _refusal(self, node: fx.Node) -> str | None:
+        """Why an op on an uncertain value cannot be followed whatever its derivative, if so."""
+        if node.target == aten.as_strided.default:
+            return "reads memory as it is laid out in the model, which is not how it is here"
+        known = node.target in FUNCTIONS or node.target in BUILDERS or node.target in CLOSED
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not known:
+            return "draws random numbers, so that its result has no one mean"
+        return None
+
     def _by_mean(self, node: fx.Node) -> None:
         """Sizes, comparisons, and what only attention weights depend on: computed from means, then deterministic."""
         if node.target is operator.getitem and node.args[0] in self.random and node.args[0] not in self.virtual:
             part = self.graph.node_copy(node, self.value)
             self.env[node] = self.graph.call_function(mean_of, (part,))
+            self._remember_mean(node)
             return
-        self.env[node] = self._copy(node)
+        self.env[node] = self.copied(node)
         self._remember_mean(node)
         if isinstance(node.meta.get("val"), Tensor) and not is_float(node):
             self._note(node, "by mean", "decided by the mean, deterministic from here on")
@@ -174,14 +181,6 @@ class Rewriter:
         self.from_means.add(node)
         if node.meta.get(AT_MEAN):
             self._note(node, "by mean", "attention weights at the mean of queries and keys")
-
-    def _copy(self, node: fx.Node) -> fx.Node:
-        """The same op, on means."""
-        new = self.graph.node_copy(node, self.plain)
-        if node.target in STRIDE_FREE:  # a mean may be laid out in memory unlike the model's own value
-            op: Any = node.target
-            new.target = STRIDE_FREE[op]  # pyright: ignore[reportAttributeAccessIssue]
-        return new
 
     def _rewrite(self, node: fx.Node, random: list[fx.Node]) -> None:
         self.random.add(node)
@@ -288,7 +287,7 @@ class Rewriter:
             self._remember_moments(node, module, inputs)
             note = self._activation_note()
         else:
-            note = self._linearise(node, self._piece(node, [source], function), [source], extras)
+            note = self._linearise(node, self.piece_from(node, [source], function), [source], extras)
             note = "exact" if note == "exact" else "linearised as a whole"
         self._note(node, label, note)
 
@@ -310,14 +309,9 @@ class Rewriter:
         self.env[node] = self.emit(node.name, module, inputs)
         if len(sources) == 1 and piece.affine[0] and self.options.full:
             return "exact"
-        columns = sum(self._entries(s) for s in sources)
+        columns = sum(self.entries(s) for s in sources)
         kept = "linearised by its own Jacobian" if self.options.full else "linearised by its own Jacobian, squared"
         return f"{kept}: as much work as {columns} times the op"
-
-    def _entries(self, node: fx.Node) -> int:
-        """Of one sample."""
-        total = torch.Size(hint(s) for s in node.meta["val"].shape).numel()
-        return total if node in self.unbatched else max(total // self.traced.batch, 1)
 
     def _correlate(self, node: fx.Node) -> None:
         """Add what the covariances between the arguments of an op bring."""
@@ -328,30 +322,6 @@ class Rewriter:
             if step is not None:
                 self.steps.pop()
                 self._note_step(node, step.extended("covariance between its arguments kept"))
-
-    def sources(self, node: fx.Node) -> list[fx.Node]:
-        """The nearest uncertain values that are Gaussians."""
-        found: dict[fx.Node, None] = {}
-        for a in arguments(node):
-            if a in self.virtual or (a in self.random and isinstance(a.meta.get("val"), (tuple, list))):
-                found.update(dict.fromkeys(self.sources(a)))
-            elif a in self.random:
-                found[a] = None
-        return list(found)
-
-    def piece(self, node: fx.Node) -> tuple[Piece, list[fx.Node]]:
-        """The op of a node, with what it reads that is no Gaussian, as a function of `sources(node)`."""
-        sources = self.sources(node)
-        function, extras = cut(node, sources, self.random)
-        return self._piece(node, sources, function), extras
-
-    def _piece(self, node: fx.Node, sources: list[fx.Node], function: fx.GraphModule) -> Piece:
-        has_batch = node not in self.unbatched
-        rows = hint(node.meta["val"].shape[0]) if node.meta["val"].dim() else 1
-        pointwise = len(sources) == 1 and shape_of(sources[0]) == shape_of(node)
-        pointwise = pointwise and all(is_pointwise(n.target) for n in function.graph.nodes if n.op == "call_function")
-        merged = max(rows // self.traced.batch, 1) if has_batch else 1
-        return Piece(function, [s not in self.unbatched for s in sources], has_batch, merged, pointwise)
 
     def _build(self, node: fx.Node) -> bool:
         for build in reversed(BUILDERS.get(node.target, [])):
@@ -427,81 +397,6 @@ class Rewriter:
         self._note(node, "delta", "linearised in each argument, arguments independent")
         return True
 
-    # -- values in the new graph
-
-    def value(self, node: fx.Node) -> Any:
-        """The node that stands for `node`; constants and random parameters enter the graph when first used."""
-        if node not in self.env:
-            if node in self.virtual:
-                raise AssertionError(f"{node} is no Gaussian")
-            if node in self.random:
-                self.env[node] = self._random_parameter(node)
-            else:
-                value = self.constant(node)
-                if not isinstance(value, Tensor):
-                    return value  # a size
-                self.env[node] = self.graph.get_attr(self._add_buffer(node.name, value))
-        return self.env[node]
-
-    def plain(self, node: fx.Node) -> Any:
-        """The node for the mean of an uncertain value, or for a plain value itself."""
-        if node not in self.random:
-            return self.value(node)
-        if node.name in self.traced.constants:
-            return self.graph.get_attr(self._add_buffer(node.name, self.traced.constants[node.name]))
-        if node in self.virtual:
-            if node not in self.env:
-                self.env[node] = self._copy(node)
-            return self.env[node]
-        return self.graph.call_function(mean_of, (self.value(node),))
-
-    def _random_parameter(self, node: fx.Node) -> fx.Node:
-        assert self.posterior is not None
-        name = self.traced.parameters[node.name]
-        mean = self.traced.constants[node.name]
-        if self.options.full:
-            leaf = RandomParameter(mean, None, self.posterior.covariance(name))
-        else:
-            leaf = RandomParameter(mean, self.posterior.variance(name).reshape(mean.shape), None)
-        return self.emit(node.name, leaf)
-
-    def constant(self, arg: Any) -> Any:
-        """Value of a node that depends on constants only (None otherwise)."""
-        if not isinstance(arg, fx.Node):
-            return arg if isinstance(arg, Tensor) else None
-        if arg not in self.static:
-            return None
-        if arg.op == "placeholder":
-            return self.traced.constants[arg.name]
-        op: Any = arg.target
-        args: Any = map_arg(arg.args, self.constant)
-        kwargs: Any = map_arg(arg.kwargs, self.constant)
-        return op(*args, **kwargs)
-
-    def weight(self, arg: Any) -> Weight | None:
-        value = self.constant(arg)
-        if isinstance(value, Tensor):
-            return Weight(value, None, False)
-        transposed = False
-        while isinstance(arg, fx.Node) and is_transpose(arg):
-            arg, transposed = arg.args[0], not transposed
-        if not isinstance(arg, fx.Node) or arg.name not in self.traced.parameters or arg not in self.random:
-            return None
-        tensor = self.traced.constants[arg.name]
-        return Weight(tensor.t() if transposed else tensor, self.traced.parameters[arg.name], transposed)
-
-    def _add_buffer(self, name: str, value: Tensor) -> str:
-        name = f"constant_{name}"
-        if not hasattr(self.root, name):
-            self.root.register_buffer(name, value.detach().clone())
-        return name
-
-    def emit(self, name: str, module: nn.Module, inputs: tuple[Any, ...] = ()) -> fx.Node:
-        """Call a module at run time."""
-        name = f"{name}_rule"
-        self.root.add_module(name, module)
-        return self.graph.call_module(name, inputs)
-
     def _output(self, value: Any) -> Any:
         if not isinstance(value, fx.Node):
             return value
@@ -538,47 +433,6 @@ class Rewriter:
     def _activation_note(self) -> str:
         return "linearised" if self.options.activation == "linearise" else "first two moments matched"
 
-    def _plan(self) -> Plan:
-        live = set(self.graph.nodes)
-        steps = tuple(step for node, step in self.steps if self.env[node] in live)
-        rewritten = {self.env[node] for node, _ in self.steps}
-        own = [n for n in self.env if n.op == "call_function" and n not in self.random]
-        untouched = sum(self.env[n] in live and self.env[n] not in rewritten for n in own)
-        used = {self.traced.parameters[n.name] for n in self.random if n.name in self.traced.parameters and n.users}
-        idle = {self.traced.parameters[n.name] for n in self._idle_parameters()}
-        unused = sorted(self.names - used)
-        if unused:
-            warnings.warn(f"the model never uses these parameters of the posterior: {', '.join(unused)}", stacklevel=4)
-        notes = []
-        if idle:
-            notes.append(f"no effect, as attention takes queries and keys by their mean: {', '.join(sorted(idle))}")
-        apart = sorted(self.traced.parameters[n.name] for n in self._taken_apart())
-        if apart:
-            notes.append(f"used at several places, which count as independent: {', '.join(apart)}")
-        return Plan(steps, untouched, tuple(sorted(used - idle)), tuple(notes))
-
-    def _taken_apart(self) -> set[fx.Node]:
-        """Random parameters that are used at several places, as if they were several parameters."""
-        if self.options.full:
-            return self.joint.left_out
-        leaves = [n for n in self.random if n.name in self.traced.parameters]
-        return {n for n in leaves if sum(user in self.wanted for user in n.users) > 1}
-
-    def _idle_parameters(self) -> list[fx.Node]:
-        """Random parameters whose spread reaches nothing."""
-        leaves = [n for n in self.random if n.name in self.traced.parameters and n.users]
-        return [n for n in leaves if not any(user in self.wanted for user in n.users)]
-
-    def _unsupported_error(self) -> UnsupportedOpError:
-        lines = [f"  {op_name(n.target)} at '{module_path(n)}' {why}" for n, why in dict(self.unsupported).items()]
-        remedy = (
-            "covariance='diagonal' has no such limit."
-            if any(why != "has no rule" for _, why in self.unsupported)
-            else "Register a rule with @propagauss.rule(torch.ops....) (see the how-to on custom rules), or leave the "
-            "parameters before these ops out of the posterior."
-        )
-        return UnsupportedOpError("cannot streamline this model:\n" + "\n".join(lines) + "\n" + remedy)
-
 
 def rewrite(traced: Traced, posterior: Posterior | None, options: Options) -> Streamlined:
     """The streamlined network. An op whose rule turns out not to fit it is linearised by its own Jacobian instead."""
@@ -591,10 +445,6 @@ def rewrite(traced: Traced, posterior: Posterior | None, options: Options) -> St
             return net
         culprit = rewriter.owner.get(failure.node)
         if culprit is None or culprit in by_jacobian:
-            where = culprit or failure.node
-            raise UnsupportedOpError(
-                f"cannot streamline this model:\n  {op_name(where.target)} at '{module_path(where)}' has no rule, and "
-                f"cannot be differentiated: {type(failure.error).__name__}: {failure.error}\nRegister a rule with "
-                "@propagauss.rule(torch.ops....), or leave the parameters before this op out of the posterior."
-            ) from failure.error
+            why = f"has no rule, and cannot be differentiated: {type(failure.error).__name__}: {failure.error}"
+            raise unsupported([(culprit or failure.node, why)]) from failure.error
         by_jacobian.add(culprit)

@@ -73,7 +73,8 @@ def streamline(
         )
     if posterior is not None:
         posterior = posterior.bind({name: p.detach() for name, p in model.named_parameters()})
-    traced = trace(model, example, output, open_sequence=not options.full)
+    random = set() if posterior is None else set(posterior.names)
+    traced = trace(model, example, output, open_sequence=not options.full, random=random)
     if attention == "covariance" and covariance == "diagonal":
         keep_value_covariance(traced)
     net = rewrite(traced, posterior, options)

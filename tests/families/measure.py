@@ -37,21 +37,22 @@ def measure(family: Family, say: Say, quick: bool = False) -> None:
     say("build", "ok")
     say("parameters", sum(p.numel() for p in model.parameters()))
     say("class", type(model.model).__name__)
-    traced = False
-    for which in ("all", "last"):
+    chosen = {"all": [n for n, _ in model.named_parameters()], "last": last_block(model, example)}
+    found: dict[str, dict[str, Any]] = {}
+    for which, names in chosen.items():
         say("stage", which)
-        names = last_block(model, example) if which == "last" else [n for n, _ in model.named_parameters()]
-        result = streamlined(model, names, example, y)
-        say(which, {"random": len(names), **result})
-        traced = traced or result["status"] != "refused" or bool(result["ops"])
-        if result["status"] in ("ok", "variance"):
-            say("stage", f"truth of {which}")
-            say(f"truth_{which}", _first_order(model, names, example))
-        if quick and which == "all" and result["status"] == "ok":
-            say("last", {"status": "ok", "inferred": True})
-            break
+        if quick and found and found["all"]["status"] == "ok":
+            found[which] = {"status": "ok", "inferred": True}
+        else:
+            found[which] = {"random": len(names), **streamlined(model, names, example, y)}
+        say(which, found[which])
     say("stage", "export")
+    traced = any(result["status"] != "refused" or result["ops"] for result in found.values())
     say("export", "ok" if traced else _export(model, example))
+    for which, names in chosen.items():
+        if found[which]["status"] in ("ok", "variance") and "inferred" not in found[which]:
+            say("stage", f"truth_{which}")
+            say(f"truth_{which}", _first_order(model, names, example))
     say("stage", "done")
 
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from torch import nn
 
 from families.family import Built, Family
 
 FOLDER = Path(sys.prefix) / "timm"
 SIZES = (32, 64, 96, 128, 160, 224, 256)
 LARGEST = 40_000_000
+NARROW = {"mobilenetv5": {"channel_multiplier": 0.125}}  # families without a small member
 VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b", "swin3d_t")
 SEGMENTATION = ("fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 
@@ -41,22 +43,16 @@ def _timm() -> list[Family]:
     for name in timm.list_models(exclude_filters=["test_*", "tf_*"]):
         word = re.match(r"[a-z]+", name)
         members.setdefault(f"{registry._model_to_module[name]}.{word[0] if word else name}", []).append(name)
-    return [Family(f"timm/{family}", partial(_timm_member, names)) for family, names in sorted(members.items())]
+    return [Family(f"timm/{f}", partial(_timm_member, names), initialise=True) for f, names in sorted(members.items())]
 
 
 def _timm_member(names: list[str]) -> Built:
-    import timm
-
     errors: list[str] = []
     for name in _smallest_first(names)[:2]:
         for size in SIZES:
             try:
                 torch.manual_seed(0)
-                try:
-                    model = timm.create_model(name, num_classes=3, img_size=size)
-                except TypeError:
-                    model = timm.create_model(name, num_classes=3)
-                model.eval()
+                model = _timm_model(name, size).eval()
                 example = (torch.randn(2, 3, size, size),)
                 with torch.no_grad():
                     model(*example)
@@ -64,6 +60,16 @@ def _timm_member(names: list[str]) -> Built:
             except Exception as error:
                 errors.append(f"{name} at {size}: {type(error).__name__}: {str(error)[:100]}")
     raise RuntimeError(" ;; ".join(errors[-4:]))
+
+
+def _timm_model(name: str, size: int) -> nn.Module:
+    import timm
+
+    settings = NARROW.get(name.split("_")[0], {})
+    try:
+        return timm.create_model(name, num_classes=3, img_size=size, **settings)
+    except TypeError:  # most convolutional networks take any size
+        return timm.create_model(name, num_classes=3, **settings)
 
 
 def _smallest_first(names: list[str]) -> list[str]:
@@ -104,7 +110,7 @@ def _torchvision() -> list[Family]:
         "convnext_tiny",
     ]
     names = [*small, *(f"segmentation.{n}" for n in SEGMENTATION), *(f"video.{n}" for n in VIDEO)]
-    return [Family(f"torchvision/{name}", partial(_torchvision_member, name)) for name in names]
+    return [Family(f"torchvision/{name}", partial(_torchvision_member, name), initialise=True) for name in names]
 
 
 def _torchvision_member(name: str) -> Built:

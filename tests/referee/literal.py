@@ -7,6 +7,7 @@ are the statements that the library makes about its diagonal mode:
   is (evaluation-mode dropout, `contiguous`, ...);
 - normalisation holds the statistics of a row fixed;
 - a value used twice by one op is one value; weight and bias of a layer may depend on each other;
+- recurrent layers are unrolled, and their steps are ops like any others;
 - complex values are steps on the way from real values to real values.
 
 What is held at its mean (queries and keys of attention) arrives as `detach`: see `truth.stating`.
@@ -21,10 +22,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._decomp import get_decompositions
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_arg
 
-from referee.statements import DIFFERENTIABLE, IDENTITIES, TRANSPOSES, is_elementwise, is_layer, is_row_norm, normalised
+from referee.statements import (
+    DIFFERENTIABLE,
+    IDENTITIES,
+    RECURRENT,
+    TRANSPOSES,
+    is_elementwise,
+    is_layer,
+    is_row_norm,
+    normalised,
+)
 from referee.truth import Statement, stating
 
 aten = torch.ops.aten
@@ -40,6 +51,8 @@ def literal(
         program = torch.export.export(model, inputs, strict=False)
         if any(getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in program.graph.nodes):
             program = program.run_decompositions({})
+        if any(n.target in RECURRENT for n in program.graph.nodes):
+            program = program.run_decompositions(get_decompositions(list(RECURRENT)))
     sizes = {n: p.numel() for n, p in model.named_parameters() if n in names}
     starts, at = {}, 0
     for name in names:
@@ -219,11 +232,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _jacobian(run: Callable[..., tuple[Tensor, ...]], at: tuple[Tensor, ...]) -> Any:
-    """All rows at once where the op can be vectorised, one by one where it cannot."""
-    places = tuple(range(len(at)))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.func.jacrev(run, argnums=places)(*at)
-    except RuntimeError:
-        return torch.func.jacrev(run, argnums=places, chunk_size=1)(*at)
+    """Row by row: vectorised derivatives of some ops (`cdist`, torch 2.13) are wrong."""
+    return torch.func.jacrev(run, argnums=tuple(range(len(at))), chunk_size=1)(*at)

@@ -230,19 +230,23 @@ def judge_program(program: Program, mode: Mode, structure: str) -> Verdict:
 def try_many(count: int) -> int:
     """Prints what is wrong with `count` random models, shrunk; how many of the two modes found something."""
     wrong = 0
-    for mode in ("full", "diagonal"):
-
-        @hypothesis.settings(
-            max_examples=count, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
-        )
-        @hypothesis.given(programs(), st.sampled_from(STRUCTURES))
-        def agrees(program: Program, structure: str, mode: Mode = mode) -> None:
-            verdict = judge_program(program, mode, structure if mode == "full" else "diagonal")
-            assert verdict.is_good, str(verdict)
-
+    modes: tuple[Mode, ...] = ("full", "diagonal")
+    for mode in modes:
         try:
-            agrees()
+            _agreement(mode, count)()
         except AssertionError as error:
             print(f"random models, {mode}: {error}", file=sys.stderr)
             wrong += 1
     return wrong
+
+
+def _agreement(mode: Mode, count: int) -> Any:
+    @hypothesis.settings(
+        max_examples=count, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+    )
+    @hypothesis.given(programs(), st.sampled_from(STRUCTURES))
+    def agrees(program: Program, structure: str) -> None:
+        verdict = judge_program(program, mode, structure if mode == "full" else "diagonal")
+        assert verdict.is_good, str(verdict)
+
+    return agrees

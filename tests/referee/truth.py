@@ -60,7 +60,12 @@ def held(t: Tensor) -> Tensor:
 
 def held_if_diagonal(t: Tensor) -> Tensor:
     """A value that only the diagonal mode fixes at its mean."""
-    return t.detach() if _stating and _stating[-1].startswith("diagonal") else t
+    return t.detach() if states_diagonal() else t
+
+
+def states_diagonal() -> bool:
+    """Whether a model is asked for what the diagonal mode states of it."""
+    return bool(_stating) and _stating[-1].startswith("diagonal")
 
 
 def stop(t: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ def _summed(like: Tensor, first: Tensor | None, second: Tensor | None, factor: f
         second = second if factor == 1 else second * factor
         total = second if first is None else first + second
     assert total is not None
-    return total.expand(like.shape)
+    return total.to(like.dtype).expand(like.shape)  # of a real term, in a complex sum
 
 
 def _negated(t: Tensor, factor: float) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from referee.case import Case, Formula, case, integers, linear, module, normal, section
-from referee.truth import held_if_diagonal, unless_stating
+from referee.truth import held_if_diagonal, states_diagonal, unless_stating
 
 TEN = torch.full((4,), 10.0)
 
@@ -132,6 +132,19 @@ def _recurrent(name: str, make: Any, x: tuple[int, ...], pick: Any) -> Case:
     return Case(name, lambda: Formula(lambda m, v: pick(m.r(v)), r=make), normal(x), shared=True)
 
 
+def _last_of_gru(m: Formula, x: Tensor) -> Tensor:
+    """In diagonal mode the last line of a step counts, of which there are several: `z h + (1 - z) n` is ours."""
+    if not states_diagonal():
+        return m.r(x)[0][:, -1]
+    h = x.new_zeros(len(x), 2)
+    given = F.linear(x, m.r.weight_ih_l0, m.r.bias_ih_l0)
+    for t in range(x.shape[1]):
+        (r, z, n), (hr, hz, hn) = given[:, t].chunk(3, -1), F.linear(h, m.r.weight_hh_l0, m.r.bias_hh_l0).chunk(3, -1)
+        z = torch.sigmoid(z + hz)
+        h = z * h + (1 - z) * torch.tanh(n + torch.sigmoid(r + hr) * hn)
+    return h
+
+
 EMBEDDING = section(
     "Embeddings and recurrent layers",
     module("embedding", lambda: nn.Embedding(6, 4), _tokens(3)),
@@ -150,7 +163,7 @@ EMBEDDING = section(
     module("embedding bag, max", lambda: nn.EmbeddingBag(6, 4, mode="max"), _tokens(3)),
     _recurrent("rnn", partial(nn.RNN, 3, 2, batch_first=True), (3, 3), lambda r: r[0]),
     _recurrent("lstm", partial(nn.LSTM, 3, 2, batch_first=True), (3, 3), lambda r: r[0]),
-    _recurrent("gru", partial(nn.GRU, 3, 2, batch_first=True), (3, 3), lambda r: r[0][:, -1]),
+    Case("gru", lambda: Formula(_last_of_gru, r=partial(nn.GRU, 3, 2, batch_first=True)), normal((3, 3)), shared=True),
     _recurrent(
         "lstm, both directions", partial(nn.LSTM, 3, 2, batch_first=True, bidirectional=True), (2, 3), lambda r: r[0]
     ),

@@ -225,7 +225,6 @@ LINALG = section(
     _of("logdet", lambda h: torch.logdet(_spd(h)), shape=(3, 3)),
     _of("slogdet", lambda h: torch.linalg.slogdet(_regular(h)).logabsdet, shape=(3, 3)),
     _of("solve", lambda h: torch.linalg.solve(_regular(h), h[:, :, 0]), shape=(3, 3)),
-    _of("cholesky", lambda h: torch.linalg.cholesky(_spd(h)), shape=(3, 3)),
     _of("triangular solve", lambda h: torch.linalg.solve_triangular(_regular(h).tril(), h, upper=False), shape=(3, 3)),
     _of("qr, upper part", lambda h: torch.linalg.qr(_regular(h)).R.abs(), shape=(3, 3)),
     _of("svdvals", lambda h: torch.linalg.svdvals(_regular(h)), shape=(3, 3)),
