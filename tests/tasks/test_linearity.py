@@ -42,6 +42,43 @@ def test_a_bias_is_not_bending():
     assert linearity.error(without, x).relative.max() < 1e-12
 
 
+class Written(nn.Module):
+    """hardswish in pieces, whose kinks are at -3 and 3."""
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return h * nn.functional.relu6(h + 3) / 6
+
+
+class Shifted(nn.Module):
+    """A function that needs another tensor beside the uncertain one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Buffer(torch.linspace(-1, 1, 6))
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return nn.functional.relu(h + self.shift).tanh()
+
+
+@pytest.mark.parametrize("mode", ["linearise", "moments"])
+def test_kinks_of_a_fused_function(mode):
+    x = 3 * torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+    lines = []
+    for activation in (Written(), nn.Hardswish()):
+        net = model(activation)
+        lines.append(linearity.layers(pg.streamline(net, posterior(net, 1.0), x, activation=mode), x)[0])
+    for name in ("input_stddev", "mean_error", "variance_ratio", "variance_error"):
+        assert getattr(lines[0], name) == pytest.approx(getattr(lines[1], name), rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["linearise", "moments"])
+def test_fused_function_of_other_tensors(mode):
+    x = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+    net = model(Shifted())
+    report = linearity.layers(pg.streamline(net, posterior(net), x, activation=mode), x)
+    assert len(report) >= 1 and all(0 < layer.variance_ratio < 3 for layer in report)
+
+
 @pytest.mark.parametrize("structure", ["diagonal", "full"])
 @pytest.mark.parametrize("mode", ["linearise", "moments"])
 def test_layers_against_monte_carlo(structure, mode):
