@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from propagauss.fuse import DIFFERENTIABLE
 from propagauss.gaussian import Gaussian
-from propagauss.graph import is_assertion, is_float
+from propagauss.graph import is_assertion, is_custom, is_float, op_name
 from propagauss.network import Streamlined
 from propagauss.posterior.base import Posterior
 from propagauss.trace import Traced
@@ -45,6 +45,10 @@ def check_first_order(net: Streamlined, traced: Traced, posterior: Posterior | N
 
     `example` holds the flat inputs, uncertain ones as Gaussians.
     """
+    custom = sorted({op_name(n.target) for n in traced.graph.nodes if is_custom(n.target)})
+    if custom:
+        warnings.warn(f"not checked: PyTorch has no forward derivative of {', '.join(custom)}", stacklevel=3)
+        return
     with torch.no_grad():
         given = net.outputs([leaf for leaf, node in zip(example, traced.inputs, strict=True) if node is not None])
         expected = first_order_variances(traced, posterior, example)

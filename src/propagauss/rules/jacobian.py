@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from propagauss.gaussian import Gaussian, mean_of, push_rows
+from propagauss.graph import is_custom
 from propagauss.rules.slopes import with_slope
 from propagauss.rules.tangent import linear_part
 
@@ -50,6 +51,7 @@ class Piece(nn.Module):
         self.linear = nn.ModuleList([linear_part(function, i) or nn.Identity() for i in range(len(batched))])
         self.affine = [not isinstance(part, nn.Identity) for part in self.linear]
         self.batched, self.merged = list(batched), merged
+        self.custom = any(is_custom(n.target) for n in function.graph.nodes)
         self.lifted = [result_batched and not b for b in batched]
         self.slope = with_slope(function) if pointwise and not any(self.affine) else None
 
@@ -64,7 +66,7 @@ class Piece(nn.Module):
         def f(x: Tensor) -> Tensor:
             return self.function(*values[:i], x, *values[i + 1 :])
 
-        return derivative(f, values[i], rows)
+        return derivative(f, values[i], rows, forward=not self.custom)
 
     def carried(self, i: int, values: tuple[Any, ...], matrix: Tensor, batched: bool) -> Tensor:
         """`J_i M`: `[b, n_i, k] -> [b, n, k]`, with one matrix for each sample if `batched`, else one for all."""
@@ -180,12 +182,15 @@ class Correlated(nn.Module):
         return Gaussian.full(independent.mean, total)
 
 
-def derivative(f: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor) -> Tensor:
+def derivative(f: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor, forward: bool = True) -> Tensor:
     """The derivative of `f` at `x` along each of `rows [r, *x.shape]`: `[r, *f(x).shape]`.
 
     The derivative is outside the vectorisation: the other order cannot be exported. An op without a forward derivative
     is differentiated backwards twice, or, if it has no second derivative either, once for every entry of the result.
+    Custom ops, for which `forward` is false, have ordinary gradients only.
     """
+    if not forward:
+        return _along(rows, *_gradients(f, x))
     points = x.expand(rows.shape).clone()
 
     def many(t: Tensor) -> Tensor:
@@ -200,9 +205,23 @@ def derivative(f: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor) -> Tensor
         return _vjp(lambda u: backward(u)[0], torch.zeros_like(value))[1](rows)[0]
     except RuntimeError:
         value, backward = _vjp(f, x)
-        units = torch.eye(value.numel(), dtype=value.dtype, device=value.device).reshape(-1, *value.shape)
-        gradients = torch.stack([backward(unit)[0] for unit in units])
-        return (rows.flatten(1) @ gradients.flatten(1).mT).reshape(-1, *value.shape)
+        return _along(rows, value, [backward(unit)[0] for unit in _units(value)])
+
+
+def _gradients(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    with torch.enable_grad():
+        at = x.detach().requires_grad_()
+        value = f(at)
+        return value, [torch.autograd.grad(value, at, unit, retain_graph=True)[0] for unit in _units(value)]
+
+
+def _units(value: Tensor) -> Tensor:
+    return torch.eye(value.numel(), dtype=value.dtype, device=value.device).reshape(-1, *value.shape)
+
+
+def _along(rows: Tensor, value: Tensor, gradients: list[Tensor]) -> Tensor:
+    """`J t` for many `t`, given a gradient for every entry of the value."""
+    return (rows.flatten(1) @ torch.stack(gradients).flatten(1).mT).reshape(-1, *value.shape)
 
 
 def _vjp(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
