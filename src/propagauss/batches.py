@@ -29,6 +29,19 @@ def is_batched(node: fx.Node, traced: Traced) -> bool:
     return len(shape) > 0 and hint(shape[0]) % traced.batch == 0 and traced.batch > 1
 
 
+def samples_of(node: fx.Node, traced: Traced) -> tuple[int, int] | None:
+    """How many dimensions of a value come before and with the one that counts samples, and its rows for each sample.
+
+    None if other entries come before the samples, so that those of one sample are not together.
+    """
+    for i, size in enumerate(node.meta["val"].shape):
+        if depends(size, traced.batch_symbols) or (not traced.batch_is_dynamic and hint(size) % traced.batch == 0):
+            return i + 1, max(hint(size) // traced.batch, 1)
+        if hint(size) != 1:
+            return None
+    return None
+
+
 def mixes_samples(node: fx.Node, random: list[fx.Node], traced: Traced) -> bool:
     """Whether changing the first sample of the uncertain arguments changes the result for any other sample."""
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from propagauss.batches import samples_of
 from propagauss.fuse import cut, is_pointwise
 from propagauss.gaussian import mean_of
 from propagauss.graph import hint, is_transpose, shape_of
@@ -133,11 +134,10 @@ class NewGraph:
 
     def piece_from(self, node: fx.Node, sources: list[fx.Node], function: fx.GraphModule) -> Piece:
         has_batch = node not in self.unbatched
-        rows = hint(node.meta["val"].shape[0]) if node.meta["val"].dim() else 1
         pointwise = len(sources) == 1 and shape_of(sources[0]) == shape_of(node)
         pointwise = pointwise and all(is_pointwise(n.target) for n in function.graph.nodes if n.op == "call_function")
-        merged = max(rows // self.traced.batch, 1) if has_batch else 1
-        return Piece(function, [s not in self.unbatched for s in sources], has_batch, merged, pointwise)
+        batched = [s not in self.unbatched for s in sources]
+        return Piece(function, batched, has_batch, samples_of(node, self.traced), pointwise)
 
     def entries(self, node: fx.Node) -> int:
         """Of one sample."""

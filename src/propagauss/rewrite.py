@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from propagauss.account import plan_of, unsupported
-from propagauss.batches import is_batched, keeps_apart, mixes_samples
+from propagauss.batches import is_batched, keeps_apart, mixes_samples, samples_of
 from propagauss.demand import wanted
 from propagauss.fuse import Chains, cut, is_pointwise
 from propagauss.gaussian import mean_of
@@ -413,7 +413,10 @@ class Rewriter(NewGraph):
     def _check_full(self, node: fx.Node, random: list[fx.Node]) -> None:
         """Collect what the full structure cannot represent."""
         batched = [r for r in random if r not in self.unbatched and r not in self.virtual]
-        if batched and mixes_samples(node, batched, self.traced):
+        lifted = not batched and node not in self.unbatched and isinstance(node.meta["val"], Tensor)
+        if (batched and mixes_samples(node, batched, self.traced)) or (
+            lifted and samples_of(node, self.traced) is None
+        ):
             self.unsupported.append((node, "mixes the samples of a batch, or moves the batch away from the front"))
 
     def _note(self, node: fx.Node, rule: str, note: str) -> None:

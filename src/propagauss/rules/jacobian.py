@@ -34,7 +34,7 @@ class Piece(nn.Module):
         function: takes the values, then the extras.
         batched: for each uncertain value, whether it has a batch (a parameter has none).
         result_batched: whether the result has one; a parameter then becomes part of every sample.
-        merged: how many rows of the result's first dimension belong to one sample.
+        samples: how many leading dimensions of the result count samples, and how many of their rows are one sample.
         pointwise: whether entry k of the result depends on entry k of the only value alone.
     """
 
@@ -43,14 +43,14 @@ class Piece(nn.Module):
         function: fx.GraphModule,
         batched: Sequence[bool],
         result_batched: bool = True,
-        merged: int = 1,
+        samples: tuple[int, int] | None = (1, 1),
         pointwise: bool = False,
     ):
         super().__init__()
         self.function = function
         self.linear = nn.ModuleList([linear_part(function, i) or nn.Identity() for i in range(len(batched))])
         self.affine = [not isinstance(part, nn.Identity) for part in self.linear]
-        self.batched, self.merged = list(batched), merged
+        self.batched, self.samples = list(batched), samples
         self.custom = any(is_custom(n.target) for n in function.graph.nodes)
         self.lifted = [result_batched and not b for b in batched]
         self.slope = with_slope(function) if pointwise and not any(self.affine) else None
@@ -89,8 +89,10 @@ class Piece(nn.Module):
         return self._by_sample(self.pushed(i, values, units)).permute(1, 2, 0)
 
     def _by_sample(self, pushed: Tensor) -> Tensor:
-        """`[r, B * merged, ...] -> [r, B, n]`"""
-        return pushed.reshape(pushed.shape[0], pushed.shape[1] // self.merged, -1)
+        """`[r, *samples, ...] -> [r, B, n]`"""
+        assert self.samples is not None
+        lead, rows = self.samples
+        return pushed.reshape(pushed.shape[0], pushed.shape[1 : 1 + lead].numel() // rows, -1)
 
 
 class Linearised(nn.Module):
