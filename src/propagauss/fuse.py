@@ -19,6 +19,7 @@ from propagauss.graph import shape_of
 from propagauss.rules.attention import written_out
 from propagauss.rules.registry import arguments, map_arguments
 from propagauss.rules.shape import STRIDE_FREE
+from propagauss.rules.slopes import CASTS, RESHAPES
 
 _UNTAGGED = {
     torch.ops.aten.hardswish.default,
@@ -36,6 +37,8 @@ _UNTAGGED = {
 }
 
 
+# entry k of the result is entry k of the argument, in the order of memory
+KEEPS_ORDER = {*RESHAPES, *CASTS}
 # what can be vectorised and differentiated in place of an op that cannot
 DIFFERENTIABLE = STRIDE_FREE | {torch.ops.aten.scaled_dot_product_attention.default: written_out}
 
@@ -56,25 +59,24 @@ class Chains:
         if not self._extends(node, random):
             self.start(node)
             return None
-        source = self._meeting_point(random)
-        if source is None or not self._compatible(node, source):
+        source = self._meeting_point(node, random)
+        if source is None:
             self.start(node)
             return None
         self._chain[node] = [node, *self._chain[source]]
         return source
 
     def _extends(self, node: fx.Node, random: list[fx.Node]) -> bool:
-        if self.any_op:
+        if self.any_op or node.target in KEEPS_ORDER:
             return True
         return is_pointwise(node.target) and all(shape_of(r) == shape_of(node) for r in random)
 
-    def _compatible(self, node: fx.Node, source: fx.Node) -> bool:
-        return self.any_op or shape_of(node) == shape_of(source)
-
-    def _meeting_point(self, random: list[fx.Node]) -> fx.Node | None:
+    def _meeting_point(self, node: fx.Node, random: list[fx.Node]) -> fx.Node | None:
         first, *others = (self._chain[r] for r in random)
         for candidate in first:
-            if all(candidate in chain for chain in others) and (_is_real(candidate) or _has_parts(candidate, random)):
+            fits = self.any_op or random == [candidate] or shape_of(candidate) == shape_of(node)
+            known = _is_real(candidate) or _has_parts(candidate, random)
+            if fits and known and all(candidate in chain for chain in others):
                 return candidate
         return None
 
@@ -126,6 +128,11 @@ def _between(node: fx.Node, sources: Sequence[fx.Node], random: AbstractSet[fx.N
 def is_pointwise(target: Any) -> bool:
     """Whether the op is elementwise: as PyTorch tags it, or one of those it forgot."""
     return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in _UNTAGGED)
+
+
+def is_elementwise(target: Any) -> bool:
+    """Whether the op, as part of a function, keeps entries apart."""
+    return is_pointwise(target) or target in KEEPS_ORDER
 
 
 def _has_parts(node: fx.Node, random: list[fx.Node]) -> bool:

@@ -248,7 +248,7 @@ def push_rows(matrix: Tensor, shape: torch.Size, linear: Callable[[Tensor], Tens
     batch, rows, _ = matrix.shape
     stacked = matrix.transpose(0, 1).reshape(rows, *shape)
     pushed = linear(stacked)
-    width = pushed[0].numel() // batch if batch else torch.Size(pushed.shape[2:]).numel()
+    width = torch.Size(pushed.shape[1:]).numel() // batch if batch else torch.Size(pushed.shape[2:]).numel()
     return pushed.reshape(rows, batch, width).transpose(0, 1)
 
 

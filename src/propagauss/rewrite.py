@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from propagauss.account import plan_of, unsupported
 from propagauss.batches import is_batched, keeps_apart, mixes_samples, samples_of
 from propagauss.demand import wanted
-from propagauss.fuse import Chains, cut, is_pointwise
+from propagauss.fuse import Chains, cut, is_elementwise, is_pointwise
 from propagauss.gaussian import mean_of
 from propagauss.graph import (
     depends,
@@ -278,7 +278,7 @@ class Rewriter(NewGraph):
 
     def _fused(self, node: fx.Node, source: fx.Node) -> None:
         function, extras = cut(node, [source], self.random)
-        pointwise = all(is_pointwise(n.target) for n in function.graph.nodes if n.op == "call_function")
+        pointwise = all(is_elementwise(n.target) for n in function.graph.nodes if n.op == "call_function")
         label = f"fused {'elementwise' if pointwise else 'function'} of {source.name}"
         if pointwise and shape_of(source) == shape_of(node):
             module = elementwise(function, self.options.activation, dtype_of(node), graph=function)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from propagauss.graph import argument, call, dtype_of, is_open, replace, shape_of
+from propagauss.graph import argument, call, dtype_of, is_assertion, is_open, replace, shape_of
 from propagauss.rules.aliases import ALIASES
 
 aten = torch.ops.aten
@@ -27,6 +27,10 @@ _DROPOUTS = {
     *(aten.dropout.default, aten.feature_dropout.default),
     *(aten.alpha_dropout.default, aten.feature_alpha_dropout.default),
 }
+_REDUCTIONS = {
+    *(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.logsumexp.default),
+    *(aten.max.dim, aten.min.dim, aten.median.dim),
+}
 _PERMUTATIONS = {aten.transpose.int, aten.permute.default, aten.swapaxes.default, aten.t.default, aten.mT.default}
 
 
@@ -40,7 +44,23 @@ def tidied(program: ExportedProgram) -> ExportedProgram:
         new = _simpler(program.graph, node) if node.op == "call_function" else None
         if new is not None:
             replace(program, node, new)
+    _merge_equals(program)
     return program
+
+
+def _merge_equals(program: ExportedProgram) -> None:
+    """What is computed twice is one value, also for whoever asks whether two values are the same."""
+    known: dict[Any, fx.Node] = {}
+    for node in list(program.graph.nodes):
+        if node.op != "call_function" or is_assertion(node.target):
+            continue
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            continue
+        key = (node.target, repr(node.args), repr(node.kwargs))
+        if key in known:
+            replace(program, node, known[key])
+        else:
+            known[key] = node
 
 
 def _simpler(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
@@ -70,6 +90,8 @@ def _simpler(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         return _filled(graph, node)
     if node.target in _PERMUTATIONS:
         return _unmoved(graph, node)
+    if node.target in _REDUCTIONS:
+        return _over_stack(graph, node)
     return _part_of_stack(node)
 
 
@@ -86,6 +108,22 @@ def _filled(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         new = graph.call_function(aten.full.default, (sizes, plain), {"dtype": like.dtype, "device": like.device})
         new.meta = dict(node.meta)
         return call(graph, node, aten.add.Tensor, new, value) if isinstance(value, fx.Node) else new
+
+
+def _over_stack(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """The mean, say, of an ensemble `stack([f(x), g(x)])` with its members behind the samples, which stay in front."""
+    stack: Any = node.args[0]
+    dims = argument(node, 1, "dim")
+    if stack.target != aten.stack.default or dims not in (0, [0]) or argument(node, 2, "keepdim", False):
+        return None
+    if argument(stack, 1, "dim", 0) != 0 or len(shape_of(stack) or ()) < 2:
+        return None
+    with graph.inserting_before(node):
+        members = call(graph, node, aten.stack.default, stack.args[0], 1)
+        op: Any = node.target
+        new = graph.call_function(op, (members, 1 if dims == 0 else [1]), node.kwargs)
+    new.meta = dict(node.meta)
+    return new
 
 
 def _unmoved(graph: fx.Graph, node: fx.Node) -> fx.Node | None:

@@ -19,6 +19,13 @@ aten = torch.ops.aten
 Derivative = Callable[..., Tensor]  # (argument, value, *other arguments of the op) -> derivative
 Tangent = Any  # a tensor, the number 1.0 for the variable itself, or None for what does not depend on it
 
+# the same entries in the same order
+RESHAPES = {
+    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints),
+    *(aten.unflatten.int, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),
+}
+CASTS = {aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten.type_as.default}
+
 # -- functions of one variable
 
 
@@ -221,6 +228,17 @@ def _where(y: Tensor, args: tuple[Any, ...], tangents: tuple[Tangent, ...]) -> T
 @_register(aten.pow.Scalar)
 def _power_of_number(y: Tensor, args: tuple[Any, ...], tangents: tuple[Tangent, ...]) -> Tangent:
     return _times(tangents[1], y * math.log(args[0]))
+
+
+@_register(*RESHAPES)
+def _reshape(y: Tensor, args: tuple[Any, ...], tangents: tuple[Tangent, ...], **settings: Any) -> Tangent:
+    t = tangents[0]
+    return t.expand(args[0].shape).reshape(y.shape) if isinstance(t, Tensor) else t
+
+
+@_register(*CASTS)
+def _cast(y: Tensor, args: tuple[Any, ...], tangents: tuple[Tangent, ...], **settings: Any) -> Tangent:
+    return tangents[0].to(y.dtype) if isinstance(tangents[0], Tensor) else tangents[0]
 
 
 @_register(aten.clone.default, aten.alias.default)
