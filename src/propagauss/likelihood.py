@@ -57,7 +57,11 @@ class Likelihood(nn.Module):
 
     def latent(self, *x: Any, **named: Any) -> Gaussian:
         """The latent Gaussian, with the scale applied; an error if it is not finite."""
-        return check_finite(self._scaled(as_latent(call(self.net, *x, **named))), (x, named))
+        return check_finite(self.unchecked(*x, **named), (x, named))
+
+    def unchecked(self, *x: Any, **named: Any) -> Gaussian:
+        """The latent Gaussian, with the scale applied, finite or not."""
+        return self._scaled(as_latent(call(self.net, *x, **named)))
 
     def export(self, path: str | os.PathLike[str], *, covariance: bool = False) -> Path:
         """Write the predictor as a torch.export archive (`.pt2`) or an ONNX graph (`.onnx`); returns the path.
@@ -123,9 +127,10 @@ class Classifier(Likelihood):
 
     def log_probs(self, *x: Any, **named: Any) -> Tensor:
         """Log-probabilities of the classes, finite and normalised: `[batch, ..., classes]`."""
-        return self._log_probs(self.latent(*x, **named))
+        return self.log_probs_of(self.latent(*x, **named))
 
-    def _log_probs(self, latent: Gaussian) -> Tensor:
+    def log_probs_of(self, latent: Gaussian) -> Tensor:
+        """As `log_probs`, from the latent Gaussian."""
         if latent.mean.dim() < 2 or latent.mean.shape[-1] < 2:
             raise InputError(
                 f"the net returned logits of shape {tuple(latent.shape)}; a Classifier needs [batch, ..., classes] "
@@ -147,7 +152,7 @@ class Classifier(Likelihood):
         return self
 
     def _outputs(self, latent: Gaussian) -> dict[str, Tensor]:
-        probabilities = self._log_probs(latent).exp()
+        probabilities = self.log_probs_of(latent).exp()
         return {"mean": latent.mean, "variance": latent.variance, "probabilities": probabilities}
 
     def _details(self) -> dict[str, Any]:

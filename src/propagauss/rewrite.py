@@ -22,6 +22,7 @@ from propagauss.graph import (
     hint,
     is_assertion,
     is_complex,
+    is_differentiable,
     is_float,
     module_path,
     op_name,
@@ -293,6 +294,8 @@ class Rewriter(NewGraph):
 
     def _by_own_jacobian(self, node: fx.Node) -> bool:
         """Anything with a derivative, as a function of the nearest uncertain values."""
+        if not is_differentiable(node.target):
+            return False
         sources = self.sources(node)
         piece, extras = self.piece(node)
         self._note(node, "Jacobian", self._linearise(node, piece, sources, extras))

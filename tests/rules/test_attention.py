@@ -366,7 +366,7 @@ def test_one_value_as_query_key_and_value() -> None:
 
 
 def test_cross_attention() -> None:
-    """Random queries on one sequence, fixed keys and values on another: nothing random is left."""
+    """Random queries on one sequence, fixed keys and values on another: then the weights are uncertain."""
 
     class Cross(nn.Module):
         def __init__(self) -> None:
@@ -380,7 +380,7 @@ def test_cross_attention() -> None:
     posterior = pg.DiagonalPosterior({"query.weight": torch.ones_like(module.query.weight)})
     g = pg.streamline(module, posterior, (x, memory))(x, memory)
     torch.testing.assert_close(g.mean, module(x.mean, memory).detach())
-    assert torch.count_nonzero(g.variance) == 0
+    assert (g.variance > 0).all()
 
 
 def test_softmax_outside_attention_keeps_its_uncertainty() -> None:

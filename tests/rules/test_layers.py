@@ -1,8 +1,9 @@
 """Layers with random parameters: the contract of `test_contract.py`, for every posterior and covariance structure.
 
 All of these rules give the exact first two moments when the input is independent of the layer, at any variance; a PReLU
-is linearised, and a tied layer forgets that its input depends on its own weights. A parameter outside a linear layer
-("lone") enters as a Gaussian of the network's structure, so a diagonal network knows its variances only.
+is linearised, and that the input of a tied layer depends on its own weights is followed to first order. A parameter
+outside a linear layer ("lone") enters as a Gaussian of the network's structure, so a diagonal network knows its
+variances only.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Layer:
         lone: the parameters are used outside a linear layer.
         vocabulary: the inputs are indices below this number.
         fixed: tried with a fixed input only, as a random one is linearised by another rule.
-        refused: the full structure has no rule for the parameter together with an uncertain input.
+        first_order: the full structure linearises the parameter together with an uncertain input.
     """
 
     name: str
@@ -103,7 +104,7 @@ class Layer:
     lone: bool = False
     vocabulary: int | None = None
     fixed: bool = False
-    refused: bool = False
+    first_order: bool = False
 
 
 LAYERS = [
@@ -139,9 +140,9 @@ LAYERS = [
     Layer("PReLU per channel", lambda: nn.PReLU(3), (3, 2), exact=False, lone=True),
     Layer("embedding", lambda: nn.Embedding(4, 2), lone=True, vocabulary=4),
     Layer("class token", lambda: Own(class_token, token=(1, 1, 2)), (2, 2), lone=True),
-    Layer("vector weight", lambda: Own(lambda s, x: x @ s.weight, weight=(3,)), lone=True, refused=True),
-    Layer("W @ x", lambda: Own(lambda s, x: s.weight @ x, weight=(2, 3)), (3, 2), lone=True, refused=True),
-    Layer("einsum", lambda: Own(einsum, weight=(2, 3)), lone=True, refused=True),
+    Layer("vector weight", lambda: Own(lambda s, x: x @ s.weight, weight=(3,)), lone=True, first_order=True),
+    Layer("W @ x", lambda: Own(lambda s, x: s.weight @ x, weight=(2, 3)), (3, 2), lone=True, first_order=True),
+    Layer("einsum", lambda: Own(einsum, weight=(2, 3)), lone=True, first_order=True),
 ]  # fmt: skip
 BY_NAME = {layer.name: layer for layer in LAYERS}
 
@@ -168,7 +169,7 @@ def _combinations() -> list:
             for structure in ("diagonal", "full"):
                 # a lone parameter behaves alike in every posterior, so the second one gets only the richer input
                 both = (True,) if layer.lone and kind == "diagonal" else (False, True)
-                if layer.refused and structure == "full":
+                if layer.first_order and structure == "full":
                     both = (False,)
                 for uncertain in (False,) if layer.vocabulary or layer.fixed else both:
                     tag = f"{layer.name}-{kind}-{structure}-{'gaussian' if uncertain else 'fixed'} input"
@@ -180,7 +181,7 @@ COMBINATIONS = _combinations()
 EXACT = [p for p in COMBINATIONS if BY_NAME[p.values[0]].exact]
 DIFFERENTIABLE = [p for p in COMBINATIONS if BY_NAME[p.values[0]].vocabulary is None]
 # scaling a posterior to nothing is the posterior's work: all structures on one layer, one structure on all layers
-REFUSED = [layer.name for layer in LAYERS if layer.refused]
+FIRST_ORDER = [layer.name for layer in LAYERS if layer.first_order]
 VANISHING = [p for p in COMBINATIONS if p.values[0] == "linear" or (p.values[1] == "full" and p.values[3])]
 LITERAL = [p for p in COMBINATIONS if BY_NAME[p.values[0]].linear]
 # exporting and compiling take most of the time: every structure on a linear layer, and a few layers unlike it
@@ -271,7 +272,7 @@ def reduce(covariance: Tensor, structure: str) -> Tensor:
 
 
 def expected_covariance(s: Setup) -> Tensor:
-    """`[B, n', n']` from first principles; a tied layer is the paper's sums twice, its uses taken as strangers."""
+    """`[B, n', n']` from first principles; a tied layer is the paper's sums twice, and what its uses have in common."""
     if s.layer.name == "tied layer":
         return tied_covariance(s)
     if s.layer.vocabulary:  # nothing but the table is random: rows of the identity pick it apart
@@ -303,7 +304,23 @@ def tied_covariance(s: Setup) -> Tensor:
             c = c if s.structure == "full" else c.diagonal().diag()
             m = weight @ m + bias
         result.append(c)
-    return torch.stack(result)
+    independent = torch.stack(result)
+    return independent if s.structure == "diagonal" else independent + between_uses(s)
+
+
+def between_uses(s: Setup) -> Tensor:
+    """`J_1 Σ J_2ᵀ` and its transpose, with `J_i` the derivative by the parameters at one of the two uses."""
+
+    def twice(first: Tensor, second: Tensor) -> Tensor:
+        h = s.mean
+        for theta in (first, second):
+            weight, bias = theta[:-2].reshape(2, 2), theta[-2:]
+            h = F.linear(h, weight, bias)
+        return h
+
+    one, other = torch.func.jacrev(twice, argnums=(0, 1))(s.theta(), s.theta())
+    term = one @ s.joint @ other.mT
+    return term + term.mT
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", COMBINATIONS)
@@ -548,7 +565,12 @@ def test_scale_and_shift_of_a_norm_stay_correlated_on_a_random_input(name: str) 
         torch.testing.assert_close(found, carried + own, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_full_structure_refuses_what_it_has_no_rule_for(name: str) -> None:
-    with pytest.raises(pg.UnsupportedOpError, match="covariance='diagonal'"):
-        setup(name, "full", "full", True)
+@pytest.mark.parametrize("name", FIRST_ORDER)
+def test_full_structure_linearises_what_it_has_no_rule_for(name: str) -> None:
+    s = setup(name, "full", "full", True)
+    g, event = s.net(s.x), s.mean.shape[1:]
+    assert any("own Jacobian" in step.note for step in s.net.plan)
+    for m, c, found in zip(s.mean, s.covariance, g.covariance, strict=True):
+        call = lambda t, x: s.call(t, x.reshape(1, *event)).flatten()  # noqa: E731
+        expected = bilinear(call, s.theta(), s.joint, m.flatten(), c, products=False)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)

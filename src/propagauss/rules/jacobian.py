@@ -92,7 +92,8 @@ class Piece(nn.Module):
         """`[r, *samples, ...] -> [r, B, n]`"""
         assert self.samples is not None
         lead, rows = self.samples
-        return pushed.reshape(pushed.shape[0], pushed.shape[1 : 1 + lead].numel() // rows, -1)
+        entries = rows * pushed.shape[1 + lead :].numel()
+        return pushed.reshape(pushed.shape[0], pushed.shape[1 : 1 + lead].numel() // rows, entries)
 
 
 class Linearised(nn.Module):

@@ -189,7 +189,8 @@ def _with_gradient(nlpd: _Loss, log_stddev: Tensor, rows: Tensor) -> tuple[Tenso
 
 def _log_probs(classifier: Classifier, x: Tensor, log_stddev: Tensor) -> Tensor:
     try:
-        return classifier.log_probs(Gaussian.diagonal(x, (2 * log_stddev).exp().to(x.dtype)))
+        # noise beyond all bounds is one of the ways in which a search can end, and no error
+        return classifier.log_probs_of(classifier.unchecked(Gaussian.diagonal(x, (2 * log_stddev).exp().to(x.dtype))))
     except (TypeError, AttributeError) as error:  # a plain model, which cannot take a Gaussian
         raise InputError(
             "the net does not take a Gaussian: give pg.streamline(model, posterior or None, "
