@@ -11,6 +11,7 @@ from torch import fx
 from propagauss.errors import UnsupportedOpError
 from propagauss.graph import module_path, op_name
 from propagauss.plan import Plan
+from propagauss.posterior.diagonal import DiagonalPosterior
 
 if TYPE_CHECKING:
     from propagauss.rewrite import Rewriter
@@ -35,6 +36,9 @@ def plan_of(rewriter: Rewriter) -> Plan:
     apart = sorted(names[n.name] for n in _taken_apart(rewriter))
     if apart:
         notes.append(f"used at several places, which count as independent: {', '.join(apart)}")
+    joint = [n for n in sorted(rewriter.alone) if not isinstance(rewriter.posterior, DiagonalPosterior)]
+    if joint:
+        notes.append(f"outside a layer, so by their variances alone, without covariances: {', '.join(joint)}")
     return Plan(steps, untouched, tuple(sorted(used - idle)), tuple(notes))
 
 

@@ -66,6 +66,10 @@ class Chains:
         self._chain[node] = [node, *self._chain[source]]
         return source
 
+    def links(self, node: fx.Node) -> list[fx.Node]:
+        """The values that `node` is a function of, nearest first; itself in front."""
+        return self._chain[node]
+
     def _extends(self, node: fx.Node, random: list[fx.Node]) -> bool:
         if self.any_op or node.target in KEEPS_ORDER:
             return True

@@ -13,25 +13,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from propagauss.gaussian import Gaussian
-from propagauss.graph import is_transpose
 from propagauss.rules.activation import MomentMatched
 from propagauss.rules.jacobian import Carry, Correlated
-from propagauss.rules.tangent import LAYERS
-from propagauss.trace import Traced
 
 if TYPE_CHECKING:
     from propagauss.rewrite import Rewriter
 
-aten = torch.ops.aten
-# ops whose parameters belong to one layer
-WITH_PARAMETERS = {
-    *(*LAYERS, aten.addmm.default, aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default),
-    *(aten.layer_norm.default, aten.group_norm.default, aten.instance_norm.default, aten.rms_norm.default),
-}
 SHARED_ENTRIES = 2048  # of a parameter whose uses at several places are followed; a larger one is left out
 
 
@@ -40,7 +30,6 @@ class Joint:
 
     def __init__(self, rewriter: Rewriter):
         self.rewriter = rewriter
-        self._layers = _layers(rewriter.traced)
         self._origins: dict[fx.Node, frozenset[Any]] = {}
         self._order: dict[fx.Node, int] = {}
         self._between: dict[tuple[fx.Node, fx.Node], fx.Node | None] = {}
@@ -50,7 +39,8 @@ class Joint:
     def start(self, leaf: fx.Node) -> None:
         """A source of randomness: an input, or the parameters of a layer."""
         self._order[leaf] = len(self._order)
-        self._origins[leaf] = frozenset([self._layers.get(leaf, leaf)])
+        name = self.rewriter.traced.parameters.get(leaf.name)
+        self._origins[leaf] = frozenset([leaf if name is None else _layer(name)])
 
     def link(self, node: fx.Node, random: list[fx.Node]) -> None:
         """An op on uncertain values."""
@@ -90,7 +80,7 @@ class Joint:
         return self._between[p, q]
 
     def _of_parameters(self, p: fx.Node, q: fx.Node) -> fx.Node | None:
-        """Of two parameters of one layer, or of one that the graph has under two names."""
+        """Of two parameters of one module, or of one that the graph has under two names."""
         first, second = (self.rewriter.traced.parameters[n.name] for n in (p, q))
         posterior = self.rewriter.posterior
         assert posterior is not None
@@ -161,32 +151,9 @@ class Constant(nn.Module):
         return self.value
 
 
-def _layers(traced: Traced) -> dict[fx.Node, fx.Node]:
-    """For every parameter of a layer, one that stands for all of that layer: the first of those used together."""
-    found: dict[fx.Node, fx.Node] = {}
-
-    def first(node: fx.Node) -> fx.Node:
-        while found.get(node, node) is not node:
-            node = found[node]
-        return node
-
-    by_name: dict[str, list[fx.Node]] = {}
-    for node in traced.graph.nodes:
-        together: list[fx.Node] = []
-        if node.target in WITH_PARAMETERS:
-            together = [p for p in map(_parameter, node.all_input_nodes) if p.name in traced.parameters]
-        elif node.name in traced.parameters:  # a tied parameter may come as two placeholders
-            together = by_name.setdefault(traced.parameters[node.name], [])
-            together.append(node)
-        for other in together:
-            found[first(other)] = first(together[0])
-    return {node: first(node) for node in found}
-
-
-def _parameter(node: fx.Node) -> fx.Node:
-    while is_transpose(node):
-        node = node.all_input_nodes[0]
-    return node
+def _layer(name: str) -> str:
+    """The module that a parameter belongs to, which counts as one layer."""
+    return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
 
 
 def _covariance(x: Gaussian) -> Tensor:

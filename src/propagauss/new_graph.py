@@ -31,6 +31,7 @@ class NewGraph:
         self.random: set[fx.Node] = set()
         self.static: set[fx.Node] = set()
         self.unbatched: set[fx.Node] = set()  # random parameters, and what is made of them alone
+        self.alone: set[str] = set()  # parameters that enter by their variances, as in no layer
         self.virtual: set[fx.Node] = set()  # uncertain, but no Gaussian: complex values, results in several parts
 
     def value(self, node: fx.Node) -> Any:
@@ -66,6 +67,7 @@ class NewGraph:
         if self.options.full:
             leaf = RandomParameter(mean, None, self.posterior.covariance(name))
         else:
+            self.alone.add(name)
             leaf = RandomParameter(mean, self.posterior.variance(name).reshape(mean.shape), None)
         return self.emit(node.name, leaf)
 

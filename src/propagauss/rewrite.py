@@ -38,8 +38,8 @@ from propagauss.rules.activation import CLOSED, MomentMatched, elementwise
 from propagauss.rules.comparisons import decisions, fusable_comparison
 from propagauss.rules.jacobian import Linearised, LinearisedVariances, Piece
 from propagauss.rules.registry import BUILDERS, FUNCTIONS, Built, Options, arguments, map_arguments
-from propagauss.rules.tangent import JOINS, LAYERS
-from propagauss.rules.wrapping import Delta, InputStructure, Pointwise, to_gaussian
+from propagauss.rules.tangent import JOINS, LAYERS, linear_part
+from propagauss.rules.wrapping import Delta, InputStructure, Pointwise, by_rows, to_gaussian
 from propagauss.site import SiteOf
 from propagauss.trace import Traced
 from propagauss.trial import try_out
@@ -194,7 +194,13 @@ class Rewriter(NewGraph):
             return
         if self.options.full:
             self._check_full(node, random)
-        several = self._occurrences(node) > 1 or any(r in self.virtual for r in random)
+        if source is not None and self.options.activation == "moments" and is_pointwise(node.target):
+            source = self._beginning(node, source)
+        several = (
+            (source is not None and source not in random)
+            or self._occurrences(node) > 1
+            or any(r in self.virtual for r in random)
+        )
         if source is not None and source not in self.virtual and several and node not in self.by_jacobian:
             self._fused(node, source)
             return
@@ -211,6 +217,20 @@ class Rewriter(NewGraph):
             self.chains.start(node)  # a layer: its weight need not be held in a dense covariance
             return None
         return self.chains.link(node, random)
+
+    def _beginning(self, node: fx.Node, source: fx.Node) -> fx.Node:
+        """Where an elementwise function that ends here begins, for its moments: at the last value that is Gaussian.
+
+        What is not an affine function of a Gaussian is none, and moments of moments add up errors.
+        """
+        found = [n for n in self.chains.links(node)[1:] if n not in self.virtual and shape_of(n) == shape_of(node)]
+        if source not in found:
+            return source
+        root = found[-1]
+        for candidate in found[found.index(source) :]:
+            if candidate is root or linear_part(cut(candidate, [root], self.random)[0], 0) is not None:
+                return candidate
+        return root
 
     def _occurrences(self, node: fx.Node) -> int:
         """How often uncertain values stand among the arguments of an op, one that stands there twice counted twice."""
@@ -407,6 +427,9 @@ class Rewriter(NewGraph):
             self.unsupported.append((value, "returns complex numbers: return torch.view_as_real of them"))
             return None
         new = self.value(value)
+        samples = samples_of(value, self.traced) if value in self.random and self.options.full else None
+        if samples is not None and samples[0] == 1 and samples[1] > 1:
+            return self.graph.call_function(by_rows, (new, samples[1]))
         if value in self.random or not is_float(value) or is_complex(value):
             return new
         return self.graph.call_function(to_gaussian, (new,))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 ORDER = 8  # nodes on a panel
+NEGLIGIBLE = 1e-7  # probability of a node
 BASE = (-8.0, -4.5, -2.0, 0.0, 2.0, 4.5, 8.0)  # borders of all functions, in standard deviations: wider in the tails
 
 
@@ -60,6 +61,9 @@ def quadrature(
     z, mass = _points(base, nodes, weights, m, borders(m, s, base))
     centre = g(m)
     values = g(torch.addcmul(m, s, z)) - centre  # [P R, *m.shape]
+    # far tails may lie where g is not defined; what has next to no probability there counts for nothing
+    outside = values.isnan() & (mass < NEGLIGIBLE)
+    values, mass = values.masked_fill(outside, 0.0), mass.expand_as(values).masked_fill(outside, 0.0)
     shift = (mass * values).sum(0)
     deviation = values - shift
     weighted = mass * deviation

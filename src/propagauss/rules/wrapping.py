@@ -52,6 +52,13 @@ class Pointwise(nn.Module):
         return self.op(*args, **self.kwargs)
 
 
+def by_rows(x: Gaussian, rows: int) -> Gaussian:
+    """An output whose first dimension counts `rows` for each sample, with the covariance of each row."""
+    batch, n, _ = x.covariance.shape
+    blocks = x.covariance.reshape(batch, rows, n // rows, rows, n // rows).diagonal(dim1=1, dim2=3)  # [B, n', n', rows]
+    return Gaussian.full(x.mean, blocks.movedim(-1, 1).reshape(batch * rows, n // rows, n // rows))
+
+
 def to_gaussian(x: Tensor) -> Any:
     """A deterministic output as a Gaussian of zero variance."""
     return Gaussian.diagonal(x, torch.zeros_like(x))
