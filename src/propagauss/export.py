@@ -24,7 +24,7 @@ from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 import propagauss
-from propagauss.errors import InputError
+from propagauss.errors import InputError, PropagaussError
 from propagauss.gaussian import Gaussian
 from propagauss.graph import hint, is_open
 from propagauss.network import Slot, Streamlined
@@ -81,10 +81,26 @@ def _program(module: Deployed) -> ExportedProgram:
     each = [slot for slot in module.slots for _ in range(1 + slot.uncertain)]
     shapes = tuple({i: Dim.AUTO for i, n in enumerate(slot.sizes) if n is None} for slot in each)
     example = tuple(_example(slot) for slot in each)
-    with torch.no_grad(), _quiet(), _ScalarOps():
-        program = torch.export.export(module, example, dynamic_shapes=(shapes,), strict=False)
+    program = _exported(module, example, shapes)
     _warn_of_fixed_sizes(program, module.names, shapes)
     return program
+
+
+def _exported(module: Deployed, example: tuple[Tensor, ...], shapes: tuple[dict[int, Any], ...]) -> ExportedProgram:
+    """With open sizes if that can be, else with those of the example."""
+    for dynamic in ((shapes,), None):
+        try:
+            with torch.no_grad(), _quiet(), _ScalarOps(), _no_open_derivatives():
+                copies = tuple(x.clone() for x in example)  # a failed try leaves marks on them
+                return torch.export.export(module, copies, dynamic_shapes=dynamic, strict=False)
+        except PropagaussError:
+            raise
+        except Exception as error:
+            reason = error
+    raise InputError(
+        f"torch.export could not write the network ({type(reason).__name__}: {str(reason)[:200]}): an op that is "
+        "linearised by its own Jacobian (net.plan names them) may have a derivative that cannot be exported"
+    ) from reason
 
 
 class _ScalarOps(TorchFunctionMode):
@@ -197,7 +213,7 @@ def _no_open_derivatives() -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Without the exporters' remarks on their own workings."""
     level = logging.getLogger("torch").level
-    logging.getLogger("torch").setLevel(logging.ERROR)
+    logging.getLogger("torch").setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -6,6 +6,7 @@ one sample, and `covariance[b]` is the joint covariance of run `b`. Merging the 
 (`[B, T, D] -> [B*T, D]`) therefore changes nothing, while moving the batch away from the front is not representable.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -248,7 +249,8 @@ def push_rows(matrix: Tensor, shape: torch.Size, linear: Callable[[Tensor], Tens
     batch, rows, _ = matrix.shape
     stacked = matrix.transpose(0, 1).reshape(rows, *shape)
     pushed = linear(stacked)
-    width = torch.Size(pushed.shape[1:]).numel() // batch if batch else torch.Size(pushed.shape[2:]).numel()
+    # math.prod, since torch.Size would fix open sizes
+    width = math.prod(pushed.shape[1:]) // batch if batch else math.prod(pushed.shape[2:])
     return pushed.reshape(rows, batch, width).transpose(0, 1)
 
 

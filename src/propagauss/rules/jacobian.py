@@ -13,6 +13,7 @@ forward-mode differentiation elsewhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -92,8 +93,8 @@ class Piece(nn.Module):
         """`[r, *samples, ...] -> [r, B, n]`"""
         assert self.samples is not None
         lead, rows = self.samples
-        entries = rows * pushed.shape[1 + lead :].numel()
-        return pushed.reshape(pushed.shape[0], pushed.shape[1 : 1 + lead].numel() // rows, entries)
+        entries = rows * math.prod(pushed.shape[1 + lead :])
+        return pushed.reshape(pushed.shape[0], math.prod(pushed.shape[1 : 1 + lead]) // rows, entries)
 
 
 class Linearised(nn.Module):
