@@ -112,6 +112,7 @@ def cut(
         args, kwargs = map_arguments(inner, value, other)
         target: Any = inner.target
         env[inner] = graph.call_function(DIFFERENTIABLE.get(target, target), args, kwargs)
+        env[inner].meta["val"] = inner.meta.get("val")
     graph.output(env[node])
     return fx.GraphModule(nn.Module(), graph), list(others)
 

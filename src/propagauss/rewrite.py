@@ -38,7 +38,7 @@ from propagauss.rules.activation import CLOSED, MomentMatched, elementwise
 from propagauss.rules.comparisons import decisions, fusable_comparison
 from propagauss.rules.jacobian import Linearised, LinearisedVariances, Piece
 from propagauss.rules.registry import BUILDERS, FUNCTIONS, Built, Options, arguments, map_arguments
-from propagauss.rules.tangent import JOINS, LAYERS, linear_part
+from propagauss.rules.tangent import JOINS, LAYERS, is_affine
 from propagauss.rules.wrapping import Delta, InputStructure, Pointwise, by_rows, to_gaussian
 from propagauss.site import SiteOf
 from propagauss.trace import Traced
@@ -228,7 +228,7 @@ class Rewriter(NewGraph):
             return source
         root = found[-1]
         for candidate in found[found.index(source) :]:
-            if candidate is root or linear_part(cut(candidate, [root], self.random)[0], 0) is not None:
+            if candidate is root or is_affine(cut(candidate, [root], self.random)[0], 0):
                 return candidate
         return root
 

@@ -6,9 +6,8 @@
 Both are exact to first order, the second for independent entries.
 
 A `Piece` is such a function cut out of a traced graph. Its Jacobian is never stored unless a parameter becomes part of
-every sample; what is needed are products of it with the columns of a covariance. They are taken along the linear part
-of the piece where it is affine (`tangent`), through closed derivatives where it is elementwise (`slopes`), and by
-forward-mode differentiation elsewhere.
+every sample; what is needed are products of it with the columns of a covariance. They are taken op by op
+where all of its derivatives are known (`tangent`), and by forward-mode differentiation elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor, fx, nn
 from propagauss.gaussian import Gaussian, mean_of, push_rows
 from propagauss.graph import is_custom
 from propagauss.rules.slopes import with_slope
-from propagauss.rules.tangent import linear_part
+from propagauss.rules.tangent import along, is_affine
 
 ENTRIES_AT_ONCE = 2**22  # of the columns of a Jacobian that are worked on together, in the diagonal structure
 
@@ -49,8 +48,10 @@ class Piece(nn.Module):
     ):
         super().__init__()
         self.function = function
-        self.linear = nn.ModuleList([linear_part(function, i) or nn.Identity() for i in range(len(batched))])
-        self.affine = [not isinstance(part, nn.Identity) for part in self.linear]
+        known = [along(function, i) for i in range(len(batched))]
+        self.along = nn.ModuleList([nn.Identity() if part is None else part for part in known])
+        self.known = [part is not None for part in known]
+        self.affine = [is_affine(function, i) for i in range(len(batched))]
         self.batched, self.samples = list(batched), samples
         self.custom = any(is_custom(n.target) for n in function.graph.nodes)
         self.lifted = [result_batched and not b for b in batched]
@@ -61,8 +62,8 @@ class Piece(nn.Module):
 
     def pushed(self, i: int, values: tuple[Any, ...], rows: Tensor) -> Tensor:
         """`J_i` times each of many deviations: `[r, *shape of value i] -> [r, *shape of the result]`."""
-        if self.affine[i]:
-            return _each(lambda t: self.linear[i](t, *values), rows)
+        if self.known[i]:
+            return _each(lambda t: self.along[i](t, *values), rows)
 
         def f(x: Tensor) -> Tensor:
             return self.function(*values[:i], x, *values[i + 1 :])

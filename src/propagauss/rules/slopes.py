@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from propagauss.graph import is_complex
+
 aten = torch.ops.aten
 Derivative = Callable[..., Tensor]  # (argument, value, *other arguments of the op) -> derivative
 Tangent = Any  # a tensor, the number 1.0 for the variable itself, or None for what does not depend on it
@@ -271,6 +273,8 @@ def partial_slope(op: Any, y: Tensor, args: tuple[Any, ...], at: int) -> Tensor 
 
 def with_slope(function: fx.GraphModule) -> fx.GraphModule | None:
     """From `f(x, *rest)`, elementwise in x, `(f, ∂f/∂x)`; None if it has an op without an entry here."""
+    if any(map(is_complex, function.graph.nodes)):  # the derivatives here are those of real functions
+        return None
     graph, env = fx.Graph(), {}
     tangents: dict[fx.Node, Any] = {}
     for node in function.graph.nodes:

@@ -1,7 +1,8 @@
-"""The linear part of a function: `f(x + t) = f(x) + L t` for an affine `f`, as a graph that maps `t` to `L t`.
+"""The derivative of a function along a deviation, `t -> J t`, as a graph: exact for an affine function.
 
-Written out op by op rather than as `f(t) - f(0)`: a deviation that is small beside the constants of `f` would drown in
-rounding. What is not affine in its argument has no such graph, and is differentiated instead.
+Written out op by op. For an affine `f` rather than as `f(t) - f(0)`: a deviation that is small beside the constants of
+`f` would drown in rounding. For others, where the derivatives of all ops are known here, rather than by forward-mode
+differentiation, which evaluates `f` once for every deviation and cannot always be exported.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from propagauss.graph import is_complex
 from propagauss.rules.attention import written_out
 from propagauss.rules.shape import MOVES, SPLITS, as_complex
+from propagauss.rules.slopes import TANGENTS, as_slope
 
 aten = torch.ops.aten
 
@@ -84,8 +87,17 @@ _SUMS = {aten.add.Tensor: 1, aten.add.Scalar: 1, operator.add: 1, aten.sub.Tenso
 JOINS = {aten.cat.default, aten.concat.default, aten.stack.default}
 
 
-def linear_part(function: fx.GraphModule, at: int) -> fx.GraphModule | None:
-    """From `f(*values)`, affine in argument `at`, `L(t, *values)`; None if `f` is not known to be affine in it."""
+def is_affine(function: fx.GraphModule, at: int) -> bool:
+    """Whether `f(*values)` is known to be affine in argument `at`."""
+    return _along(function, at, _affine) is not None
+
+
+def along(function: fx.GraphModule, at: int) -> fx.GraphModule | None:
+    """From `f(*values)`, `J t` for argument `at` as `(t, *values) -> J t`; None if a derivative is not known here."""
+    return _along(function, at, _tangent)
+
+
+def _along(function: fx.GraphModule, at: int, rule: Callable[..., Any]) -> fx.GraphModule | None:
     graph, env, tangents = fx.Graph(), {}, {}
     moving = graph.placeholder("tangent")
     inputs = [n for n in function.graph.nodes if n.op == "placeholder"]
@@ -101,7 +113,7 @@ def linear_part(function: fx.GraphModule, at: int) -> fx.GraphModule | None:
         elif node.op != "placeholder":
             env[node] = graph.node_copy(node, env.__getitem__)
             if any(a in tangents for a in node.all_input_nodes):
-                found = _tangent(graph, node, env, tangents)
+                found = rule(graph, node, env, tangents)
                 if found is None:
                     return None
                 tangents[node] = found
@@ -111,6 +123,69 @@ def linear_part(function: fx.GraphModule, at: int) -> fx.GraphModule | None:
 
 def _tangent(graph: fx.Graph, node: fx.Node, env: dict[Any, Any], tangents: dict[Any, Any]) -> Any:
     """The deviation of one op's result, as a node of the new graph."""
+    found = _affine(graph, node, env, tangents)
+    if found is not None:
+        return found
+    target: Any = node.target
+    args: Any = node.args
+    values = map_arg(args, env.__getitem__)
+    if target in CLOSED and args[0] in tangents and not any(a in tangents for a in node.all_input_nodes[1:]):
+        given = (env[node], tangents[args[0]], *values)
+        return graph.call_function(CLOSED[target], given, map_arg(node.kwargs, env.__getitem__))
+    moved = [a for a in node.all_input_nodes if a in tangents]
+    if target not in TANGENTS or any(a not in args for a in moved) or any(map(is_complex, [node, *moved])):
+        return None
+    each = tuple(tangents.get(a) if isinstance(a, fx.Node) else None for a in args)
+    found = graph.call_function(TANGENTS[target], (env[node], values, each), map_arg(node.kwargs, env.__getitem__))
+    return graph.call_function(_widened, (env[node], found))
+
+
+def _widened(y: Tensor, t: Any) -> Tensor:
+    return as_slope(y, t).expand(y.shape)
+
+
+def _softmax(y: Tensor, t: Tensor, x: Tensor, dim: int, *_: Any) -> Tensor:
+    return y * (t - (y * t).sum(dim, keepdim=True))
+
+
+def _log_softmax(y: Tensor, t: Tensor, x: Tensor, dim: int, *_: Any) -> Tensor:
+    return t - (y.exp() * t).sum(dim, keepdim=True)
+
+
+def _layer_norm(
+    y: Tensor, t: Tensor, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    dims = tuple(range(-len(shape), 0))
+    centred = x - x.mean(dims, keepdim=True)
+    return _normed(centred, t - t.mean(dims, keepdim=True), dims, weight, eps)
+
+
+def _rms_norm(y: Tensor, t: Tensor, x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    return _normed(x, t, tuple(range(-len(shape), 0)), weight, eps)
+
+
+def _normed(x: Tensor, t: Tensor, dims: tuple[int, ...], weight: Any, eps: float) -> Tensor:
+    """`w (t - x̂ mean(x̂ t)) / σ`"""
+    gain = (x.square().mean(dims, keepdim=True) + eps).rsqrt()
+    unit = x * gain
+    result = gain * (t - unit * (unit * t).mean(dims, keepdim=True))
+    return result if weight is None else result * weight
+
+
+# (value, deviation of the first argument, *arguments) -> deviation of the value
+CLOSED: dict[Any, Callable[..., Tensor]] = {
+    aten.softmax.int: _softmax,
+    aten._softmax.default: _softmax,
+    aten.log_softmax.int: _log_softmax,
+    aten._log_softmax.default: _log_softmax,
+    aten.layer_norm.default: _layer_norm,
+    aten.rms_norm.default: _rms_norm,
+}
+
+
+def _affine(graph: fx.Graph, node: fx.Node, env: dict[Any, Any], tangents: dict[Any, Any]) -> Any:
+    """The same for an affine op; None for any other."""
     target: Any = node.target
     args: Any = node.args
     kwargs: Any = node.kwargs
