@@ -41,7 +41,9 @@ class Pointwise(nn.Module):
 
     def __init__(self, op: Any, at: int, args: tuple[Any, ...], kwargs: dict[str, Any]):
         super().__init__()
-        self.op, self.at, self.args, self.kwargs = op, at, args, kwargs
+        # without the node of the traced graph, which would drag all of that along into a copy
+        self.op, self.at, self.kwargs = op, at, kwargs
+        self.args = tuple(None if i == at else a for i, a in enumerate(args))
         self.alone = at == 0 and len(args) == 1 and not kwargs
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
