@@ -354,7 +354,7 @@ def test_inputs_that_are_not_finite(name: str, value: float) -> None:
     model = mlp()
     x = X.clone()
     x[2:, 0] = value
-    with pytest.raises(pg.InputError, match=r"means of 2 .*of 4 samples.*input itself has 2 values"):
+    with pytest.raises(pg.InputError, match=r"s of 2 .*of 4 samples.*input itself has 2 values"):
         predictors(pg.streamline(model, diagonal(model), X))[name](x)
 
 

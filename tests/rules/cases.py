@@ -180,7 +180,8 @@ LINEAR = [
 
 SHAPE = [
     Case("view", lambda x: x.view(x.shape[0], 2, 3), ((6,),), exact=True),
-    Case("reshape to merged batch", lambda x: x.reshape(-1, 2), ((3, 2),), exact=True),
+    Case("reshape to merged batch", lambda x: x.reshape(-1, 2), ((3, 2),), exact=True, structures=("diagonal",)),
+    Case("merged batch on the way", lambda x: (x.reshape(-1, 2) * 2).reshape(-1, 6), ((3, 2),), exact=True),
     Case("flatten", lambda x: x.flatten(1), ((2, 3),), exact=True),
     Case("unflatten", lambda x: x.unflatten(1, (2, 2)), exact=True),
     Case("permute", lambda x: x.permute(0, 2, 1), ((2, 3),), exact=True),
