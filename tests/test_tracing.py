@@ -305,3 +305,23 @@ def test_a_model_in_training_mode_is_not_run_to_see_what_is_wrong() -> None:
     with pytest.raises(pg.InputError, match=r"'norm' is in training mode"):
         pg.streamline(model, small(model), X.float())
     assert model.norm.num_batches_tracked == 0
+
+
+def test_two_unread_values_of_which_one_reads_the_other() -> None:
+    """What is removed together with its reader must not be removed again."""
+
+    class Sliced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            part = h[:, :2]
+            empty = torch.cat([part[:, :0], part * 0], -1)[:, :0]
+            return torch.cat([h, empty], -1)
+
+    model = Sliced().eval()
+    x = torch.randn(3, 4)
+    posterior = pg.DiagonalPosterior({n: torch.full_like(p, 1e-2) for n, p in model.named_parameters()})
+    torch.testing.assert_close(pg.streamline(model, posterior, x)(x).mean, model(x))

@@ -56,6 +56,13 @@ def reached(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
+def mend_readers(graph: fx.Graph) -> None:
+    """torch.export (2.13) may leave out an op among the readers of its argument (`x[:]` in a rotary embedding)."""
+    for node in graph.nodes:
+        for source in node.all_input_nodes:
+            source.users.setdefault(node)
+
+
 def replace(program: ExportedProgram, old: fx.Node, new: fx.Node) -> None:
     """Put `new` in the place of `old`, also where the program returns it."""
     old.replace_all_uses_with(new)
@@ -68,7 +75,7 @@ def erase(node: fx.Node) -> None:
     inputs = node.all_input_nodes
     node.graph.erase_node(node)
     for source in inputs:
-        if not source.users and source.op in ("call_function", "get_attr"):
+        if not source._erased and not source.users and source.op in ("call_function", "get_attr"):
             erase(source)
 
 

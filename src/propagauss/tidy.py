@@ -41,6 +41,8 @@ def tidied(program: ExportedProgram) -> ExportedProgram:
     nothing, identities, permutations that cancel, and parts of a stack.
     """
     for node in list(program.graph.nodes):
+        if node._erased:  # with another that was its only reader
+            continue
         new = _simpler(program.graph, node) if node.op == "call_function" else None
         if new is not None:
             replace(program, node, new)
@@ -52,7 +54,7 @@ def _merge_equals(program: ExportedProgram) -> None:
     """What is computed twice is one value, also for whoever asks whether two values are the same."""
     known: dict[Any, fx.Node] = {}
     for node in list(program.graph.nodes):
-        if node.op != "call_function" or is_assertion(node.target):
+        if node._erased or node.op != "call_function" or is_assertion(node.target):
             continue
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             continue

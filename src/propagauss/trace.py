@@ -20,7 +20,7 @@ from propagauss.exporting import Wanted, export, export_second_open, is_batched
 from propagauss.fixed_masks import fix_masks
 from propagauss.functional import functional
 from propagauss.gaussian import Gaussian
-from propagauss.graph import reached, remember_origins
+from propagauss.graph import mend_readers, reached, remember_origins
 from propagauss.inline import inline
 from propagauss.inputs import as_call
 from propagauss.patterns import recognise
@@ -87,6 +87,7 @@ def trace(
             program, symbols = second
             widened, size = plain, next(x.shape[1] for x in plain if isinstance(x, Tensor) and x.dim() == 3)
 
+    mend_readers(program.graph)
     inline(program)
     rows_normalised(program, reached(program.graph, _user_inputs(program)))
     program = tidied(functional(program))
