@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import cnn, growth, language, mlp, onnx_runtime, report, transformers
+from benchmarks import cnn, growth, language, mlp, modes, onnx_runtime, report, transformers
 from benchmarks.case import Case, Method
 from benchmarks.harness import QUICK, Settings
 from benchmarks.results import RESULTS, Report, compared, environment
@@ -24,6 +24,7 @@ SUITES = {
     "language": language.cases,
     "onnx": onnx_runtime.cases,
     "growth": growth.cases,
+    "modes": modes.cases,
 }
 
 
@@ -32,15 +33,15 @@ def main(arguments: list[str] | None = None) -> None:
     if args.docs:
         _write_docs()
         return
-    chosen = _chosen(args.only, args.batches)
+    rows = chosen(args.only, args.batches)
     if args.list:
-        print(*[f"{case.name}/{m.name}" for case, methods in chosen for m in methods], sep="\n")
+        print(*[f"{case.name}/{m.name}" for case, methods in rows for m in methods], sep="\n")
         return
-    if not chosen:
+    if not rows:
         raise SystemExit(f"nothing matches {args.only!r}; see --list")
     if args.json is not None and not args.json.parent.is_dir():
         raise SystemExit(f"no such directory: {args.json.parent}")
-    _measure(chosen, args.quick, args.json)
+    _measure(rows, args.quick, args.json)
 
 
 def _write_docs() -> None:
@@ -88,7 +89,8 @@ def _merged(path: Path, found: Report) -> Report:
     return replace(found, **merged, memory=kept.memory, workers=kept.workers)
 
 
-def _chosen(pattern: str | None, batches: list[int] | None) -> list[tuple[Case, list[Method]]]:
+def chosen(pattern: str | None, batches: list[int] | None = None) -> list[tuple[Case, list[Method]]]:
+    """The cases and their methods that a pattern selects."""
     found = [(case, case.chosen(pattern)) for suite in SUITES.values() for case in suite(batches)]
     return [(case, methods) for case, methods in found if methods]
 
