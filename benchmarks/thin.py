@@ -7,7 +7,7 @@ from typing import Any
 
 import propagauss as pg
 from benchmarks.case import Predict
-from propagauss.compress import deviation
+from propagauss.passes.low_rank_variances import deviation
 
 TOLERANCE = 0.05
 

@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from propagauss import Gaussian, InputError
 from propagauss.baselines import MAP, TemperatureScaling
-from propagauss.calibration import minimise
-from propagauss.likelihood import Classifier, Regressor
 from propagauss.links import LINKS
 from propagauss.metrics import nlpd
+from propagauss.predictive.calibration import minimise
+from propagauss.predictive.likelihood import Classifier, Regressor
 
 torch.set_num_threads(1)
 F64 = torch.float64

@@ -14,8 +14,8 @@ from torch.func import functional_call, jacrev
 from torch.nn import functional as F
 
 import propagauss as pg
-from propagauss.check import first_order_variances
-from propagauss.trace import trace
+from propagauss.passes.check import first_order_variances
+from propagauss.tracing.trace import trace
 
 WARNING = "times those of the model's own derivatives"
 SIDE = 12

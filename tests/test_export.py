@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
-from propagauss.rules.activation import CLOSED
-from propagauss.rules.slopes import TANGENTS
+from propagauss.rules.elementwise.activation import CLOSED
+from propagauss.rules.elementwise.slopes import TANGENTS
 from test_compile import gpt, resnet, vit
 
 onnx = pytest.importorskip("onnx")

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
 from propagauss import Gaussian, InputError
-from propagauss.likelihood import Classifier, Regressor
 from propagauss.links import LINKS, bridge, mean_field, monte_carlo, probit
+from propagauss.predictive.likelihood import Classifier, Regressor
 
 torch.set_num_threads(1)
 F64 = torch.float64

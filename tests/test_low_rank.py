@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
-from propagauss.compress import deviation
-from propagauss.rules.convolution import convolution_fixed_weight, convolution_independent
-from propagauss.rules.linear import linear_fixed_input, linear_fixed_weight, linear_random_input
-from propagauss.rules.low_rank import convolution_low_rank, factorise, linear_low_rank
+from propagauss.passes.low_rank_variances import deviation
+from propagauss.rules.images.convolution import convolution_fixed_weight, convolution_independent
+from propagauss.rules.matrices.linear import linear_fixed_input, linear_fixed_weight, linear_random_input
+from propagauss.rules.matrices.low_rank import convolution_low_rank, factorise, linear_low_rank
 
 SETTINGS = ((), [1, 1], [1, 1], [1, 1], False, [0, 0], 1)  # of a 3 x 3 convolution that keeps the size
 
@@ -214,7 +214,9 @@ def test_the_whole_network_is_held_to_the_tolerance(monkeypatch: pytest.MonkeyPa
     model, x = mlp(), torch.randn(32, 64)
     random = posterior(model)
     exact = pg.streamline(model, random, x)
-    monkeypatch.setattr("propagauss.compress.Layer._error", lambda self, factors, x: 0.04 / factors.rank)
+    monkeypatch.setattr(
+        "propagauss.passes.low_rank_variances.Layer._error", lambda self, factors, x: 0.04 / factors.rank
+    )
     thin = pg.streamline(model, random, x, variance_tolerance=0.02)
     assert deviation(exact(x), thin(x)) <= 0.02
 

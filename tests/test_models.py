@@ -729,7 +729,9 @@ def test_diagonal_covariance_forgets_what_deeper_layers_share() -> None:
 
 def test_a_batch_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory of joint covariances is bounded: large batches go through in parts, with the same result."""
-    monkeypatch.setattr("propagauss.network.WORKING_BYTES", 4 * 4 * 6**2 * 3)  # room for three samples of six entries
+    monkeypatch.setattr(
+        "propagauss.network.streamlined.WORKING_BYTES", 4 * 4 * 6**2 * 3
+    )  # room for three samples of six entries
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double().eval()
     random = pg.DiagonalPosterior({n: 0.01 * torch.ones_like(p) for n, p in model.named_parameters()})
     mean, variance = torch.randn(8, 4, dtype=torch.float64), torch.rand(8, 4, dtype=torch.float64)

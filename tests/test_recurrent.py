@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
-from propagauss.trace import trace
+from propagauss.tracing.trace import trace
 
 F64 = torch.float64
 TINY = 1e-8

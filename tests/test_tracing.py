@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import propagauss as pg
-from propagauss.patterns import AT_MEAN
-from propagauss.trace import trace
+from propagauss.passes.recognise import AT_MEAN
+from propagauss.tracing.trace import trace
 
 F64 = torch.float64
 TINY = 1e-8

@@ -1,27 +1,61 @@
-"""propagauss: the predictive distribution of a Bayesian neural network, analytically, in one forward pass."""
+"""propagauss: the predictive distribution of a Bayesian neural network, analytically, in one forward pass.
 
-from propagauss import baselines, links, metrics, tasks
-from propagauss.errors import InputError, PosteriorError, PropagaussError, UnsupportedOpError
-from propagauss.gaussian import Gaussian
-from propagauss.likelihood import Classifier, Regressor
-from propagauss.network import Streamlined
-from propagauss.plan import Plan
-from propagauss.posterior import (
-    DiagonalPosterior,
-    FullPosterior,
-    KroneckerPosterior,
-    LowRankPosterior,
-    Posterior,
-    fit_laplace,
-    from_ivon,
-    from_laplace,
-    from_swag,
-    load_posterior,
-)
-from propagauss.rules import rule
-from propagauss.streamline import streamline
+Names are imported when they are first used, so that `import propagauss` costs next to nothing.
+"""
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from propagauss.version import __version__
+
+if TYPE_CHECKING:
+    from propagauss import baselines, links, metrics, tasks
+    from propagauss.engines.streamline import streamline
+    from propagauss.errors import InputError, PosteriorError, PropagaussError, UnsupportedOpError
+    from propagauss.gaussian import Gaussian
+    from propagauss.network.plan import Plan
+    from propagauss.network.streamlined import Streamlined
+    from propagauss.posteriors import (
+        DiagonalPosterior,
+        FullPosterior,
+        KroneckerPosterior,
+        LowRankPosterior,
+        Posterior,
+        fit_laplace,
+        from_ivon,
+        from_laplace,
+        from_swag,
+        load_posterior,
+    )
+    from propagauss.predictive.likelihood import Classifier, Regressor
+    from propagauss.rules import rule
+
+_HOMES = {
+    "Classifier": "predictive.likelihood",
+    "DiagonalPosterior": "posteriors",
+    "FullPosterior": "posteriors",
+    "Gaussian": "gaussian",
+    "InputError": "errors",
+    "KroneckerPosterior": "posteriors",
+    "LowRankPosterior": "posteriors",
+    "Plan": "network.plan",
+    "Posterior": "posteriors",
+    "PosteriorError": "errors",
+    "PropagaussError": "errors",
+    "Regressor": "predictive.likelihood",
+    "Streamlined": "network.streamlined",
+    "UnsupportedOpError": "errors",
+    "fit_laplace": "posteriors",
+    "from_ivon": "posteriors",
+    "from_laplace": "posteriors",
+    "from_swag": "posteriors",
+    "load_posterior": "posteriors",
+    "rule": "rules",
+    "streamline": "engines.streamline",
+}
+_MODULES = ("baselines", "links", "metrics", "tasks")
 
 __all__ = [
     "Classifier",
@@ -38,6 +72,7 @@ __all__ = [
     "Regressor",
     "Streamlined",
     "UnsupportedOpError",
+    "__version__",
     "baselines",
     "fit_laplace",
     "from_ivon",
@@ -50,3 +85,16 @@ __all__ = [
     "streamline",
     "tasks",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"propagauss.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'propagauss' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"propagauss.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

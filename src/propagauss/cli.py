@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import propagauss
 from propagauss.errors import PropagaussError
+from propagauss.version import __version__
 
 OPTIONAL = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "pyarrow": "pyarrow"}
 
@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="propagauss", description="Predictive distributions of Bayesian neural networks in one forward pass."
     )
-    parser.add_argument("--version", action="version", version=f"propagauss {propagauss.__version__}")
+    parser.add_argument("--version", action="version", version=f"propagauss {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     for name, command in COMMANDS.items():
         command.configure(commands.add_parser(name, help=command.help, description=command.help))

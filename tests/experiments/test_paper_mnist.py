@@ -15,7 +15,7 @@ from propagauss.experiments.paper.datasets import DataMissing
 from propagauss.experiments.paper.experiment import Context
 from propagauss.experiments.paper.published import mnist as published
 from propagauss.experiments.paper.published import rotated as published_curves
-from propagauss.posterior import DiagonalPosterior, KroneckerPosterior, fit_laplace
+from propagauss.posteriors import DiagonalPosterior, KroneckerPosterior, fit_laplace
 
 
 def images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import propagauss as pg
-from propagauss.posterior import SpectralPosterior
+from propagauss.posteriors import SpectralPosterior
 from reference import random_psd
 
 KINDS = ("diagonal", "kronecker", "kronecker factored", "full", "low rank")

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from propagauss.errors import InputError
-from propagauss.posterior import Posterior, fit_laplace
+from propagauss.posteriors import Posterior, fit_laplace
 
 Data = list[tuple[Tensor, Tensor]]
 POINTS = 11

@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from posterior.processes import CASES, FAILURES, batches, data, fit, network, work
 from propagauss.errors import InputError
-from propagauss.posterior import fit_laplace, load_posterior
+from propagauss.posteriors import fit_laplace, load_posterior
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from posterior.cases import Largest
 from propagauss.errors import InputError
-from propagauss.posterior import (
+from propagauss.posteriors import (
     DiagonalPosterior,
     FullPosterior,
     KroneckerPosterior,
@@ -22,8 +22,8 @@ from propagauss.posterior import (
     load_posterior,
     memory,
 )
-from propagauss.posterior.capture import patches
-from propagauss.posterior.evidence import Evidence
+from propagauss.posteriors.laplace.capture import patches
+from propagauss.posteriors.laplace.evidence import Evidence
 
 # -- models: every way in which a parameter can take part in a forward pass
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from propagauss.errors import PosteriorError
-from propagauss.posterior import from_ivon
+from propagauss.posteriors import from_ivon
 
 ivon = pytest.importorskip("ivon")
 pytestmark = pytest.mark.peer

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from propagauss.errors import PosteriorError
-from propagauss.posterior import DiagonalPosterior, FullPosterior, KroneckerPosterior, fit_laplace, from_laplace
+from propagauss.posteriors import DiagonalPosterior, FullPosterior, KroneckerPosterior, fit_laplace, from_laplace
 
 laplace = pytest.importorskip("laplace")
 pytestmark = pytest.mark.peer

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 import propagauss as pg
 from posterior.cases import Largest
 from propagauss.baselines import GLM, MonteCarlo
-from propagauss.posterior import SpectralPosterior, memory
-from propagauss.posterior.evidence import Evidence
+from propagauss.posteriors import SpectralPosterior, memory
+from propagauss.posteriors.laplace.evidence import Evidence
 
 DELTA, SIGMA = 0.3, 0.5
 
@@ -112,7 +112,7 @@ def test_dense_blocks_are_put_together_from_parts(monkeypatch: pytest.MonkeyPatc
     model, x, y = problem("regression", 15)
     posterior = pg.fit_laplace(model, [(x, y)], "regression", "full")
     whole = posterior.to_dense()
-    monkeypatch.setattr("propagauss.posterior.spectral.BLOCK", 10)
+    monkeypatch.setattr("propagauss.posteriors.spectral.BLOCK", 10)
     torch.testing.assert_close(posterior.to_dense(), whole)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import propagauss as pg
 from posterior.cases import STRUCTURES, kronecker_covariance, kronecker_factors, make_posterior
-from propagauss.posterior import SpectralPosterior, base
+from propagauss.posteriors import SpectralPosterior, base
 from reference import assert_covariance_close, random_psd
 
 SAMPLES = 50_000

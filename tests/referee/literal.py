@@ -27,6 +27,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_arg
 
 from referee.statements import (
+    CELLS,
     DIFFERENTIABLE,
     IDENTITIES,
     RECURRENT,
@@ -51,8 +52,9 @@ def literal(
         program = torch.export.export(model, inputs, strict=False)
         if any(getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in program.graph.nodes):
             program = program.run_decompositions({})
-        if any(n.target in RECURRENT for n in program.graph.nodes):
-            program = program.run_decompositions(get_decompositions(list(RECURRENT)))
+        if any(n.target in RECURRENT | CELLS for n in program.graph.nodes):
+            steps = get_decompositions(list(RECURRENT)) | {op: op.decompose for op in CELLS}
+            program = program.run_decompositions(steps)
     sizes = {n: p.numel() for n, p in model.named_parameters() if n in names}
     starts, at = {}, 0
     for name in names:

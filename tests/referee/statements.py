@@ -30,6 +30,7 @@ LAYERS = {  # ops that read the weight and bias of a layer together
     *(getattr(aten, f"conv_transpose{n}").input for n in ("2d", "3d")),
 }
 RECURRENT = {aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input}
+CELLS = {aten.lstm_cell.default, aten.gru_cell.default}  # the steps themselves, as single ops
 TRANSPOSES = {aten.t.default, aten.numpy_T.default, aten.mT.default, aten.transpose.int, aten.permute.default}
 DIFFERENTIABLE = {aten.copy.default: lambda old, new, *_: new.expand_as(old).to(old.dtype)}  # what has no derivative
 NORMS = {aten.layer_norm.default, aten.rms_norm.default, aten.group_norm.default, aten.instance_norm.default}

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, fx, nn
 
 import propagauss as pg
-from propagauss.graph import is_assertion
-from propagauss.rules.activation import MomentMatched, elementwise
-from propagauss.rules.comparisons import LOGICAL, fusable_comparison
-from propagauss.rules.moments import MOMENTS
-from propagauss.rules.pieces import split
-from propagauss.rules.slopes import COMPARISONS
+from propagauss.nodes import is_assertion
+from propagauss.rules.elementwise.activation import MomentMatched, elementwise
+from propagauss.rules.elementwise.comparisons import LOGICAL, fusable_comparison
+from propagauss.rules.elementwise.moments import MOMENTS
+from propagauss.rules.elementwise.pieces import split
+from propagauss.rules.elementwise.slopes import COMPARISONS
 from reference import random_psd
 from rules.cases import Call
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 import propagauss as pg
-from propagauss.rules.linear import linear, matmul
-from propagauss.rules.products import einsum
+from propagauss.rules.matrices.linear import linear, matmul
+from propagauss.rules.matrices.products import einsum
 from reference import bilinear, random_psd
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 
 import propagauss as pg
-from propagauss.rules.activation import CLOSED, Elementwise
-from propagauss.rules.slopes import TANGENTS, UNARY, partial_slope, with_slope
+from propagauss.rules.elementwise.activation import CLOSED, Elementwise
+from propagauss.rules.elementwise.slopes import TANGENTS, UNARY, partial_slope, with_slope
 
 aten = torch.ops.aten
 SETTINGS: dict[Any, tuple[Any, ...]] = {  # of ops that need some, and others than the default

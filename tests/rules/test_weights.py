@@ -10,10 +10,15 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 import propagauss as pg
-from propagauss.rules.fixed import certain, copy
+from propagauss.rules.entries.fixed import certain, copy
+from propagauss.rules.entries.scatter import scatter_value_add
+from propagauss.rules.matrices.weights import (
+    embedding_bag,
+    grouped_mm,
+    grouped_mm_of_transformers,
+    weight_norm_interface,
+)
 from propagauss.rules.registry import BUILDERS, FUNCTIONS, MEAN_ONLY
-from propagauss.rules.scatter import scatter_value_add
-from propagauss.rules.weights import embedding_bag, grouped_mm, grouped_mm_of_transformers, weight_norm_interface
 
 aten = torch.ops.aten
 

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from propagauss import metrics
-from propagauss.baselines import GLM, MAP, TemperatureScaling
+from propagauss.engines.streamline import Streamlined
 from propagauss.experiments.data import Split
 from propagauss.experiments.methods import OURS, Result, Sampler, fit_class_sampler
 from propagauss.experiments.timing import relative_times
-from propagauss.likelihood import Classifier
-from propagauss.links import categorical
-from propagauss.posterior import Posterior
-from propagauss.streamline import Streamlined
+from propagauss.posteriors import Posterior
+from propagauss.predictive.baselines import GLM, MAP, TemperatureScaling
+from propagauss.predictive.likelihood import Classifier
+from propagauss.predictive.links import categorical
 
 # how GLM and ours are shown: (link, whether the scale is fitted)
 VARIANTS = (("probit", False), ("probit", True), ("mean_field", True))

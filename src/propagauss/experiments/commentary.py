@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from propagauss.calibration import BOUNDS
 from propagauss.experiments.methods import OURS, Result, best, is_tied
 from propagauss.experiments.regression import Band
+from propagauss.predictive.calibration import BOUNDS
 
 
 def _of(results: Sequence[Result], method: str, fitted: bool = True) -> list[Result]:

@@ -15,13 +15,13 @@ from torch import nn
 from tqdm import tqdm
 
 import propagauss
+from propagauss.engines.streamline import Streamlined, streamline
 from propagauss.experiments import classification, data, regression, tables
 from propagauss.experiments.methods import STRUCTURES, Result, Structure
 from propagauss.experiments.regression import Band
 from propagauss.experiments.report import write
 from propagauss.experiments.training import train
-from propagauss.posterior import Posterior, fit_laplace
-from propagauss.streamline import Streamlined, streamline
+from propagauss.posteriors import Posterior, fit_laplace
 
 PICTURE: tuple[Structure, ...] = ("diagonal", "kronecker")  # posteriors of the one-dimensional picture
 # Light weight decay, which leaves the classifier too sure. Chosen by looking at results: with a precision of 1, or that

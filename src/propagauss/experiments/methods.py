@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from propagauss.calibration import minimise
 from propagauss.experiments.timing import Ratio
-from propagauss.posterior import Posterior
+from propagauss.posteriors import Posterior
+from propagauss.predictive.calibration import minimise
 
 Structure = Literal["diagonal", "kronecker", "full"]
 STRUCTURES: tuple[Structure, ...] = ("diagonal", "kronecker", "full")

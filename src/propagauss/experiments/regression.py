@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from propagauss import metrics
-from propagauss.baselines import GLM, MAP
+from propagauss.engines.streamline import Streamlined
 from propagauss.experiments.data import Split
 from propagauss.experiments.methods import OURS, Result, Sampler, fit_regression_sampler
-from propagauss.likelihood import Regressor
-from propagauss.posterior import Posterior
-from propagauss.streamline import Streamlined
+from propagauss.posteriors import Posterior
+from propagauss.predictive.baselines import GLM, MAP
+from propagauss.predictive.likelihood import Regressor
 
 
 @torch.no_grad()

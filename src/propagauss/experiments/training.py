@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from propagauss.experiments.data import Split
-from propagauss.posterior import fit_laplace
+from propagauss.posteriors import fit_laplace
 
 LEARNING_RATE, BATCH = 1e-2, 64
 

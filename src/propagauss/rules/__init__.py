@@ -1,28 +1,12 @@
 """Rules: how each ATen op maps Gaussians to Gaussians. Importing this package registers the built-in ones."""
 
-from propagauss.rules import (
-    activation,
-    arithmetic,
-    attention,
-    contractions,
-    convolution,
-    distances,
-    fixed,
-    linear,
-    moments,
-    normalisation,
-    ordering,
-    pooling,
-    products,
-    reductions,
-    row_norm,
-    sampling,
-    scatter,
-    shape,
-    weights,
-)
+from propagauss.rules.elementwise import activation, arithmetic, moments
+from propagauss.rules.entries import fixed, ordering, scatter, shape
+from propagauss.rules.images import convolution, pooling, sampling
+from propagauss.rules.matrices import attention, contractions, distances, linear, products, weights
+from propagauss.rules.statistics import normalisation, reductions, row_norm
 
-from propagauss.rules import aliases  # isort: skip (last: it gives the rules above to other names)
+from propagauss.rules.entries import aliases  # isort: skip (last: it gives the rules above to other names)
 from propagauss.rules.registry import BUILDERS, FUNCTIONS, Built, Options, Site, Weight, builder, rule
 
 __all__ = [

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from propagauss.errors import PropagaussError
-from propagauss.posterior.base import Posterior
+from propagauss.posteriors.base import Posterior
 
 Op = Any  # torch._ops.OpOverload, or a Python function such as operator.add
 

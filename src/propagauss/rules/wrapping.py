@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from propagauss.gaussian import Gaussian
-from propagauss.rules.arithmetic import delta
+from propagauss.rules.elementwise.arithmetic import delta
 
 
 class RandomParameter(nn.Module):

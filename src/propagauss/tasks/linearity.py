@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
-from propagauss.baselines import MonteCarlo
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, as_tensor, call, check_eval
-from propagauss.network import Streamlined
-from propagauss.posterior import Posterior
-from propagauss.rules.activation import CLOSED, Elementwise, MomentMatched
-from propagauss.rules.moments import MOMENTS
+from propagauss.network.streamlined import Streamlined
+from propagauss.posteriors import Posterior
+from propagauss.predictive.baselines import MonteCarlo
+from propagauss.rules.elementwise.activation import CLOSED, Elementwise, MomentMatched
+from propagauss.rules.elementwise.moments import MOMENTS
 from propagauss.rules.wrapping import Pointwise
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from propagauss import metrics
-from propagauss.calibration import class_spread
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import batches, device_of
-from propagauss.likelihood import Classifier
-from propagauss.links import _draws
+from propagauss.predictive.calibration import class_spread
+from propagauss.predictive.likelihood import Classifier
+from propagauss.predictive.links import _draws
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from propagauss.calibration import pick
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import check_labels
-from propagauss.likelihood import Classifier
+from propagauss.predictive.calibration import pick
+from propagauss.predictive.likelihood import Classifier
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

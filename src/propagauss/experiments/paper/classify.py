@@ -16,13 +16,13 @@ from scipy.stats import ttest_rel
 from torch import Tensor, nn
 
 from propagauss import metrics
-from propagauss.baselines import GLM, TemperatureScaling
+from propagauss.engines.streamline import streamline
 from propagauss.experiments.methods import Sampler, fit_class_sampler
 from propagauss.gaussian import Gaussian
-from propagauss.likelihood import Classifier
-from propagauss.links import categorical
-from propagauss.posterior import Posterior
-from propagauss.streamline import streamline
+from propagauss.posteriors import Posterior
+from propagauss.predictive.baselines import GLM, TemperatureScaling
+from propagauss.predictive.likelihood import Classifier
+from propagauss.predictive.links import categorical
 
 Link = Literal["probit", "mean_field", "monte_carlo", "bridge"]
 Batches = Sequence[tuple[Tensor, Tensor]]

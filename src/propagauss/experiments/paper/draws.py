@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from propagauss.experiments.paper.classify import Batches, Label, Predictor
-from propagauss.posterior import Posterior
+from propagauss.posteriors import Posterior
 
 LEAST, FIRST, LAST = -6, 1, 6  # decades of the scale; beyond the first eight only while the loss falls there
 

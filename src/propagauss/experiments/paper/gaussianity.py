@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from propagauss.engines.streamline import streamline
 from propagauss.experiments import html
 from propagauss.experiments.paper.datasets import batches
 from propagauss.experiments.paper.experiment import Context, Experiment, Record, Section, Unit
 from propagauss.experiments.paper.networks import IVON, MAP, ivon_network, laplace, map_network
 from propagauss.experiments.plots import _figure
 from propagauss.gaussian import Gaussian
-from propagauss.likelihood import Classifier
-from propagauss.posterior import Posterior
-from propagauss.streamline import streamline
+from propagauss.posteriors import Posterior
+from propagauss.predictive.likelihood import Classifier
 
 DRAWS = {"full": 100_000, "quick": 5_000}
 WEIGHTS, SHOWN = {"full": 20, "quick": 5}, 5  # of each layer, the largest; how many are drawn

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from propagauss.baselines import GLM
+from propagauss.engines.streamline import streamline
 from propagauss.experiments import html
 from propagauss.experiments.paper import draws, score_tables
 from propagauss.experiments.paper.classify import LINKS, Batches, Link, Predictor, Remembered, _gaussian, plain
@@ -25,9 +25,9 @@ from propagauss.experiments.paper.gpt_features import TESTED_ON, Features, featu
 from propagauss.experiments.paper.gpt_networks import BACKBONES, HEAD_STDDEV, from_checkpoint, loaded
 from propagauss.experiments.paper.mlp_predictors import with_precision
 from propagauss.experiments.paper.published import gpt as published
-from propagauss.links import mean_field, probit
-from propagauss.posterior import Posterior, fit_laplace
-from propagauss.streamline import streamline
+from propagauss.posteriors import Posterior, fit_laplace
+from propagauss.predictive.baselines import GLM
+from propagauss.predictive.links import mean_field, probit
 
 __all__ = ["EXPERIMENT", "from_checkpoint", "tuned"]
 

@@ -11,15 +11,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from propagauss.engines.streamline import streamline
 from propagauss.experiments import html
 from propagauss.experiments.paper.datasets import batches
 from propagauss.experiments.paper.experiment import Context, Experiment, Record, Section, Unit
 from propagauss.experiments.paper.networks import IVON, MAP, ivon_network, laplace, map_network
 from propagauss.experiments.paper.published import linearity as published
 from propagauss.experiments.plots import _figure
-from propagauss.likelihood import Classifier
-from propagauss.posterior import Posterior
-from propagauss.streamline import streamline
+from propagauss.posteriors import Posterior
+from propagauss.predictive.likelihood import Classifier
 from propagauss.tasks import linearity
 
 POINTS = 124  # as in the paper

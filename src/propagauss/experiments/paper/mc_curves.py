@@ -18,7 +18,7 @@ from torch.func import functional_call, vmap
 from tqdm import tqdm
 
 from propagauss.experiments.methods import mixture_log_density
-from propagauss.posterior import Posterior
+from propagauss.posteriors import Posterior
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from propagauss import metrics
+from propagauss.engines.streamline import Streamlined, streamline
 from propagauss.experiments.paper import datasets
 from propagauss.experiments.paper.classify import Label, score
 from propagauss.experiments.paper.datasets import DataMissing, Pair, batches
@@ -17,9 +18,8 @@ from propagauss.experiments.paper.experiment import Context, Experiment, Unit
 from propagauss.experiments.paper.mc_curves import Draws, Target, curve
 from propagauss.experiments.paper.mc_report import section
 from propagauss.experiments.timing import relative_times
-from propagauss.likelihood import Classifier, Regressor
-from propagauss.posterior import Posterior
-from propagauss.streamline import Streamlined, streamline
+from propagauss.posteriors import Posterior
+from propagauss.predictive.likelihood import Classifier, Regressor
 
 Kind = Literal["LA", "MFVI"]
 KINDS: tuple[Kind, ...] = ("LA", "MFVI")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from propagauss.engines.streamline import streamline
 from propagauss.experiments.methods import Sampler
 from propagauss.experiments.paper.classify import (
     LINKS,
@@ -22,9 +23,8 @@ from propagauss.experiments.paper.classify import (
     sampling,
 )
 from propagauss.gaussian import Gaussian
-from propagauss.posterior import DiagonalPosterior, KroneckerPosterior, Posterior
-from propagauss.posterior.kronecker import Eigenfactors
-from propagauss.streamline import streamline
+from propagauss.posteriors import DiagonalPosterior, KroneckerPosterior, Posterior
+from propagauss.posteriors.kronecker import Eigenfactors
 
 MONTE_CARLO_BATCHES = 4  # of validation data, for the scale of the Monte Carlo link: 50 times as dear as the others
 

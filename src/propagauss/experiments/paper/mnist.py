@@ -21,7 +21,7 @@ from propagauss.experiments.paper.experiment import Context, Experiment, Mode, R
 from propagauss.experiments.paper.mnist_readings import OURS, REQUIRED, TITLES, Rows, headline, readings
 from propagauss.experiments.paper.networks import IVON, MAP, Trained, ivon_network, laplace, map_network
 from propagauss.experiments.paper.published import mnist as published
-from propagauss.posterior import KroneckerPosterior
+from propagauss.posteriors import KroneckerPosterior
 
 SAMPLES = {"full": 1000, "quick": 20}
 SWEEP = {"full": [10 ** (k / 2) for k in range(-1, 9)], "quick": [1.0, 100.0]}  # times the marginal likelihood's choice

@@ -17,7 +17,7 @@ from propagauss.experiments.paper.mnist import SWEEP, Measured, evaluate, key, m
 from propagauss.experiments.paper.mnist_readings import TITLES, verdict
 from propagauss.experiments.paper.networks import MAP, Trained, laplace, map_network
 from propagauss.experiments.paper.published import moments as published
-from propagauss.posterior import Posterior
+from propagauss.posteriors import Posterior
 
 Way = Literal["linearise", "moments"]
 WAYS: tuple[Way, ...] = ("linearise", "moments")

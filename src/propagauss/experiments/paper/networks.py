@@ -27,7 +27,7 @@ from propagauss.experiments.files import write
 from propagauss.experiments.paper.datasets import Images, Pair, batches, images
 from propagauss.experiments.paper.experiment import Context
 from propagauss.experiments.training import mlp
-from propagauss.posterior import Posterior, fit_laplace, from_ivon, load_posterior
+from propagauss.posteriors import Posterior, fit_laplace, from_ivon, load_posterior
 
 HIDDEN = (128, 64)
 QUICK = {"train": 1000, "held_out": 100, "epochs": 2}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from propagauss.baselines import GLM
+from propagauss.engines.streamline import streamline
 from propagauss.experiments import html
 from propagauss.experiments.paper import draws, vit
 from propagauss.experiments.paper import ood_methods as methods
@@ -23,8 +23,8 @@ from propagauss.experiments.paper.networks import IVON, MAP, Trained, ivon_netwo
 from propagauss.experiments.paper.published import ood as published
 from propagauss.experiments.paper.vit_networks import Kind, Part, Prefix, settings, tokens, trained, tuned, tuning
 from propagauss.experiments.plots import _figure
-from propagauss.posterior import KroneckerPosterior
-from propagauss.streamline import streamline
+from propagauss.posteriors import KroneckerPosterior
+from propagauss.predictive.baselines import GLM
 from propagauss.tasks.ood import BANDWIDTH
 from propagauss.tasks.plots import densities
 

@@ -18,7 +18,7 @@ from propagauss.experiments.paper.experiment import Context, Experiment, Record,
 from propagauss.experiments.paper.mnist import key
 from propagauss.experiments.paper.networks import IVON, MAP, ivon_network, laplace, map_network
 from propagauss.experiments.paper.published import rotated as published
-from propagauss.posterior import KroneckerPosterior
+from propagauss.posteriors import KroneckerPosterior
 
 ANGLES = {"full": list(range(0, 181, 10)), "quick": [0, 90, 180]}
 POINTS = 2000  # test images, a fixed random choice: sampling takes time

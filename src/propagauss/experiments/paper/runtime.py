@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from propagauss.baselines import GLM
+from propagauss.engines.streamline import streamline
 from propagauss.experiments import html
 from propagauss.experiments.paper.draws import Draws
 from propagauss.experiments.paper.experiment import Context, Experiment, Record, Section, Unit
@@ -18,8 +18,8 @@ from propagauss.experiments.paper.published import runtime as published
 from propagauss.experiments.paper.vit_networks import BLOCKS, ImageClassifier, Prefix, Suffix
 from propagauss.experiments.timing import Ratio, relative_times
 from propagauss.experiments.training import mlp
-from propagauss.posterior import DiagonalPosterior, Posterior
-from propagauss.streamline import streamline
+from propagauss.posteriors import DiagonalPosterior, Posterior
+from propagauss.predictive.baselines import GLM
 
 VARIANCE = 1e-4  # of every random weight; no time depends on it
 MLP: dict[str, Any] = {"sizes": [784, 128, 64, 10], "draws": 1000, "measured_draws": 20}

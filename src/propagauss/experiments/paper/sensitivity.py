@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from propagauss.calibration import pick
+from propagauss.engines.streamline import streamline
 from propagauss.experiments import html
 from propagauss.experiments.paper.datasets import Images, Pair, batches
 from propagauss.experiments.paper.experiment import Context, Experiment, Record, Section, Unit
@@ -32,10 +32,10 @@ from propagauss.experiments.paper.sensitivity_measures import (
 from propagauss.experiments.plots import _figure
 from propagauss.experiments.training import mlp
 from propagauss.gaussian import Gaussian
-from propagauss.likelihood import Classifier
-from propagauss.metrics import accuracy
-from propagauss.posterior import Posterior, fit_laplace
-from propagauss.streamline import streamline
+from propagauss.posteriors import Posterior, fit_laplace
+from propagauss.predictive.calibration import pick
+from propagauss.predictive.likelihood import Classifier
+from propagauss.predictive.metrics import accuracy
 from propagauss.tasks import sensitivity
 from propagauss.tasks.plots import maps as draw
 

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from propagauss.baselines import GLM
+from propagauss.engines.streamline import streamline
 from propagauss.experiments.data import Split
 from propagauss.experiments.paper.experiment import Record
 from propagauss.experiments.paper.mlp_predictors import LayerwiseGLM
 from propagauss.experiments.paper.uci_methods import gaussian_scores
 from propagauss.experiments.paper.uci_posteriors import Fitted
-from propagauss.streamline import streamline
+from propagauss.predictive.baselines import GLM
 
 JOINT, LAYERS, OURS, MOMENTS = "GLM", "GLM layer by layer", "ours", "ours, moment matching"
 

@@ -15,15 +15,15 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
-from propagauss.baselines import GLM, MAP
-from propagauss.calibration import BOUNDS, minimise
+from propagauss.engines.streamline import streamline
 from propagauss.experiments.data import Split
 from propagauss.experiments.methods import Sampler, mixture_log_density
 from propagauss.experiments.paper.classify import Remembered
 from propagauss.experiments.paper.uci_posteriors import Fitted
 from propagauss.gaussian import Gaussian
-from propagauss.likelihood import Regressor
-from propagauss.streamline import streamline
+from propagauss.predictive.baselines import GLM, MAP
+from propagauss.predictive.calibration import BOUNDS, minimise
+from propagauss.predictive.likelihood import Regressor
 
 ROWS = 256  # inputs that are predicted at once
 EQUAL = 1e-6  # the same mean computed in two ways differs by rounding only, which a test would call significant

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from propagauss.experiments.data import Split
 from propagauss.experiments.paper.datasets import DataMissing
 from propagauss.experiments.training import BATCH, mlp, train
-from propagauss.posterior import Posterior, fit_laplace, from_ivon
+from propagauss.posteriors import Posterior, fit_laplace, from_ivon
 
 IVON: dict[str, Any] = {"lr": 0.05, "beta2": 0.999, "hess_init": 10.0}
 PRIOR_PRECISION, NOISE_RATE = 1.0, 1e-2

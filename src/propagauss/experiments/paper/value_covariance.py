@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from propagauss.engines.streamline import streamline
 from propagauss.experiments import html
 from propagauss.experiments.paper import score_tables, vit
 from propagauss.experiments.paper.classify import LINKS, Batches, Remembered, _gaussian, score
@@ -15,7 +16,6 @@ from propagauss.experiments.paper.datasets import batches
 from propagauss.experiments.paper.experiment import Context, Experiment, Record, Section, Unit
 from propagauss.experiments.paper.published import value_covariance as published
 from propagauss.experiments.paper.vit_networks import Kind, settings, tokens, tuned, tuning
-from propagauss.streamline import streamline
 
 Kept = Literal["covariance", "variance"]
 KEPT: tuple[Kept, ...] = ("covariance", "variance")

@@ -28,7 +28,7 @@ from propagauss.experiments.paper.vit_networks import (
     tuned,
     tuning,
 )
-from propagauss.posterior import Posterior
+from propagauss.posteriors import Posterior
 
 __all__ = ["EXPERIMENT", "evaluate", "from_checkpoint", "predictors", "trained", "tuned"]
 

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from propagauss.experiments.paper import datasets
 from propagauss.experiments.paper.datasets import DataMissing, Images, Pair
 from propagauss.experiments.paper.experiment import Context
-from propagauss.posterior import Posterior, fit_laplace, from_ivon, load_posterior
+from propagauss.posteriors import Posterior, fit_laplace, from_ivon, load_posterior
 
 Part = Literal["attention", "mlp", "head"]
 Kind = Literal["LA", "MFVI"]

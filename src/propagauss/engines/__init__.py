@@ -1,0 +1,1 @@
+"""The two ways to a predictive Gaussian; `streamline` carries variances forwards through a rewritten model."""

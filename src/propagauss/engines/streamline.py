@@ -1,0 +1,90 @@
+"""Model + posterior -> one deterministic module that maps an input to the mean and covariance of the output."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import nn
+
+from propagauss import rules  # noqa: F401 (registers the built-in rules)
+from propagauss.errors import InputError
+from propagauss.inputs import as_call
+from propagauss.network.streamlined import Streamlined
+from propagauss.passes.attention_values import keep_value_covariance
+from propagauss.passes.check import check_first_order
+from propagauss.passes.low_rank_variances import compress
+from propagauss.passes.rewriting.rewrite import rewrite
+from propagauss.posteriors.base import Posterior
+from propagauss.rules.registry import Options
+from propagauss.tracing.trace import flatten, trace
+
+_CHOICES = {
+    "covariance": ("diagonal", "full"),
+    "activation": ("linearise", "moments"),
+    "attention": ("variance", "covariance"),
+    "normalisation": ("scale", "jacobian"),
+}
+
+
+def streamline(
+    model: nn.Module,
+    posterior: Posterior | None,
+    example: Any,
+    *,
+    covariance: Literal["diagonal", "full"] = "diagonal",
+    activation: Literal["linearise", "moments"] = "linearise",
+    attention: Literal["variance", "covariance"] = "variance",
+    normalisation: Literal["scale", "jacobian"] = "scale",
+    output: str | None = None,
+    variance_tolerance: float = 0.0,
+    check: bool = False,
+) -> Streamlined:
+    """Rewrite a trained model and a posterior over its parameters into a module that propagates Gaussians.
+
+    Args:
+        model: any module that `torch.export` can trace, in evaluation mode; it is read, never changed.
+        posterior: over any of its named parameters (the others are deterministic); None for none at all.
+        example: an input the model accepts: a tensor, a tuple (positional) or a dict (keyword arguments). Give a
+            `Gaussian` in place of a tensor for an input that will be uncertain. The batch size does not matter.
+        covariance: keep variances only, or the joint covariance of all entries of a sample (quadratic in their number).
+        activation: linearise elementwise functions at the mean, or match their first two moments.
+        attention: keep variances of attention values only, or their covariance within a head.
+        normalisation: in layer and RMS norms of the diagonal structure, keep the scale only (the paper), or use the
+            whole Jacobian.
+        variance_tolerance: how far the standard deviations of the output may be from what they would otherwise be, as a
+            fraction averaged over the example: layers then get their spreads by thin factors where that is enough
+            (`compress`), at a fraction of the time and memory. Give real inputs as the example, a few dozen or more.
+            0 is exact. For the diagonal structure; layers with a Kronecker or full posterior stay as they are.
+        check: compare the standard deviations with those of a few Jacobian products of the model on the example, and
+            warn where they are off by more than a factor of three. It costs a few dozen forward passes.
+        output: which field of a dataclass or dict output to return; `logits` if there is one, else the whole output.
+    """
+    options = Options(covariance, activation, attention, normalisation)
+    for name, allowed in _CHOICES.items():
+        if getattr(options, name) not in allowed:
+            raise InputError(f"{name} is {getattr(options, name)!r}; it must be one of {', '.join(map(repr, allowed))}")
+    _check_tolerance(variance_tolerance, options)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"streamline needs an nn.Module, got {type(model).__name__}")
+    if posterior is not None and not isinstance(posterior, Posterior):
+        raise InputError(
+            f"the posterior is a {type(posterior).__name__}: give a DiagonalPosterior, KroneckerPosterior or "
+            "FullPosterior"
+        )
+    if posterior is not None:
+        posterior = posterior.bind({name: p.detach() for name, p in model.named_parameters()})
+    random = set() if posterior is None else set(posterior.names)
+    traced = trace(model, example, output, open_sequence=not options.full, random=random)
+    if attention == "covariance" and covariance == "diagonal":
+        keep_value_covariance(traced)
+    net = rewrite(traced, posterior, options)
+    if check:
+        check_first_order(net, traced, posterior, flatten(*as_call(example))[0])
+    return compress(net, net.leaves(example), variance_tolerance) if variance_tolerance else net
+
+
+def _check_tolerance(tolerance: float, options: Options) -> None:
+    if not 0 <= tolerance < 1:
+        raise InputError(f"variance_tolerance is {tolerance}; it must be at least 0 (exact) and less than 1")
+    if tolerance and options.full:
+        raise InputError("variance_tolerance is for covariance='diagonal': a full covariance has no thin factors")

@@ -1,0 +1,1 @@
+"""What `streamline` returns: the module that maps inputs to Gaussians, and its plan."""

@@ -1,0 +1,198 @@
+"""The streamlined network: what `streamline` returns and users call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from propagauss.errors import InputError
+from propagauss.gaussian import Gaussian
+from propagauss.inputs import as_call
+from propagauss.network.plan import Plan
+from propagauss.nodes import depends, hint, is_open
+from propagauss.tracing.trace import Traced, flatten
+
+WORKING_BYTES = 2**28  # for the joint covariances of the samples that are worked on together
+COVARIANCES_ALIVE = 4  # of one size, at most, at one time
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One input of a network, as the example had it."""
+
+    name: str
+    literal: bool = False  # None or a number: built in, `value` says which
+    value: Any = None
+    uncertain: bool = False
+    dtype: torch.dtype | None = None
+    sizes: tuple[int | None, ...] = ()  # None where any size will do
+    example: tuple[int, ...] = ()
+
+    def check(self, i: int, leaf: Any) -> None:
+        """Refuse what the network was not streamlined for."""
+        if self.literal:
+            if leaf != self.value:
+                raise InputError(
+                    f"input {i} was {self.value!r} when the network was streamlined and is built in, "
+                    f"but is {leaf!r} now: streamline again with that value in the example"
+                )
+            return
+        if self.uncertain and not isinstance(leaf, Gaussian):
+            raise InputError(
+                f"input {i} was a Gaussian when the network was streamlined, but is a {type(leaf).__name__}: pass "
+                "pg.Gaussian(x, variance=...), or streamline again with a plain example"
+            )
+        if not self.uncertain and not isinstance(leaf, Tensor):
+            raise InputError(
+                f"input {i} was a plain tensor when the network was streamlined, but is a {type(leaf).__name__}: "
+                "pass a tensor, or streamline again with a Gaussian as the example"
+            )
+        if leaf.dtype != self.dtype:
+            raise InputError(
+                f"input {i} is {leaf.dtype}; the network was streamlined for {self.dtype}: convert it with .to()"
+            )
+        fits = len(leaf.shape) == len(self.sizes) and all(
+            n is None or n == m for n, m in zip(self.sizes, leaf.shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join("any" if n is None else str(n) for n in self.sizes)
+            raise InputError(
+                f"input {i} has shape {tuple(leaf.shape)}; the network takes [{wanted}], as the model or the example "
+                "fixes it: streamline again with an example of this shape"
+            )
+
+
+class Streamlined(nn.Module):
+    """A streamlined network: `net(x)` is the `Gaussian` at the model's output.
+
+    Every floating-point output of the model becomes a Gaussian (of zero variance where nothing random reaches it), in
+    the structure the model returns. `net.plan` says what happens at each op, `net.code` is the generated forward.
+    """
+
+    def __init__(self, body: fx.GraphModule, plan: Plan, traced: Traced):
+        super().__init__()
+        self.body = body
+        self.plan = plan
+        self._in_spec = traced.in_spec
+        self._out_spec = traced.out_spec
+        self.slots = _slots(traced)
+        self._single = len(self.slots) == 1 and self._in_spec == flatten((torch.zeros(1),), {})[1]
+        self._single_output = traced.out_spec.is_leaf()
+        self._at_once = _samples_at_once(plan) if _is_divisible(self.slots, traced) else None
+
+    @property
+    def code(self) -> str:
+        return self.body.code
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.body.graph
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """`.to()`, `.double()` and the like also change which inputs are accepted."""
+        self.slots = [replace(s, dtype=s.dtype and fn(torch.empty(0, dtype=s.dtype)).dtype) for s in self.slots]
+        return super()._apply(fn, recurse)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._single and len(args) == 1 and not kwargs and not isinstance(args[0], (tuple, list, dict)):
+            leaves: list[Any] = [args[0]]
+            self.slots[0].check(0, args[0])
+        else:
+            leaves = self._flatten(args, kwargs)
+        return self.from_leaves(leaves)
+
+    def from_leaves(self, leaves: list[Any]) -> Any:
+        """The output for the tensors and Gaussians of a call in the order of `slots`, without its literals."""
+        outputs = self.outputs(leaves)
+        return outputs[0] if self._single_output else pytree.tree_unflatten(outputs, self._out_spec)
+
+    def outputs(self, leaves: list[Any]) -> tuple[Any, ...]:
+        """All outputs in a row, whatever structure the model returns them in."""
+        return self._whole(leaves) if self._at_once is None else self._in_chunks(leaves, self._at_once)
+
+    def _whole(self, leaves: list[Any]) -> tuple[Any, ...]:
+        return self.body.forward(*leaves)
+
+    def _in_chunks(self, leaves: list[Any], size: int) -> tuple[Any, ...]:
+        """A few samples at a time, since joint covariances are large; samples do not depend on each other."""
+        batch = leaves[0].shape[0]
+        if torch.compiler.is_compiling() or batch <= size or any(leaf.shape[0] != batch for leaf in leaves):
+            return self._whole(leaves)
+        starts = range(0, batch, size)
+        found = [self._whole([_rows(leaf, slice(start, start + size)) for leaf in leaves]) for start in starts]
+        return tuple(_joined(parts) for parts in zip(*found, strict=True))
+
+    def leaves(self, example: Any) -> list[Any]:
+        """The tensors and Gaussians of a call, as `from_leaves` takes them."""
+        return self._flatten(*as_call(example))
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        leaves, spec = flatten(args, kwargs)
+        if spec != self._in_spec and len(args) == 1 and not kwargs:
+            leaves, spec = flatten(*as_call(args[0]))
+        if spec != self._in_spec:
+            raise InputError(f"this network was streamlined for inputs of the form {self._in_spec}, got {spec}")
+        for i, (slot, leaf) in enumerate(zip(self.slots, leaves, strict=True)):
+            slot.check(i, leaf)
+        return [leaf for slot, leaf in zip(self.slots, leaves, strict=True) if not slot.literal]
+
+    def __repr__(self) -> str:
+        return f"Streamlined({len(self.plan)} rewritten ops, {len(self.plan.parameters)} random parameters)"
+
+
+def _samples_at_once(plan: Plan) -> int | None:
+    """How many samples may be in memory together, given their joint covariances; None if these are none."""
+    largest = max((step.entries for step in plan if step.structure == "full"), default=0)
+    return max(1, WORKING_BYTES // (COVARIANCES_ALIVE * 4 * largest**2)) if largest else None
+
+
+def _is_divisible(slots: list[Slot], traced: Traced) -> bool:
+    """Whether a batch comes in first dimensions, and leaves in first dimensions."""
+    tensors = [slot for slot in slots if not slot.literal]
+    inputs = bool(tensors) and all(slot.sizes and slot.sizes[0] is None for slot in tensors)
+    return inputs and all(_has_batch_first(output, traced.batch_symbols) for output in traced.outputs)
+
+
+def _has_batch_first(output: Any, symbols: set[Any]) -> bool:
+    shape = output.meta["val"].shape if isinstance(output, fx.Node) else ()
+    return len(shape) > 0 and depends(shape[0], symbols)
+
+
+def _rows(leaf: Any, which: slice) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf[which]
+    if leaf.is_full:
+        return Gaussian.full(leaf.mean[which], leaf.covariance[which])
+    return Gaussian.diagonal(leaf.mean[which], leaf.variance[which])
+
+
+def _joined(parts: tuple[Any, ...]) -> Any:
+    """The results of all chunks as one."""
+    if isinstance(parts[0], Gaussian) and parts[0].is_full:
+        return Gaussian.full(torch.cat([p.mean for p in parts]), torch.cat([p.covariance for p in parts]))
+    if isinstance(parts[0], Gaussian):
+        return Gaussian.diagonal(torch.cat([p.mean for p in parts]), torch.cat([p.variance for p in parts]))
+    return torch.cat(parts)
+
+
+def _slots(traced: Traced) -> list[Slot]:
+    example = pytree.tree_unflatten(traced.example, traced.in_spec)
+    names = ["_".join(str(_key(k)) for k in path[1:]) for path, _ in pytree.tree_leaves_with_path(example)]
+    names = [f"x{name}" if name.isdigit() else name for name in names]
+    entries = zip(names, traced.inputs, traced.example, traced.uncertain_inputs, strict=True)
+    return [_slot(name, node, value, uncertain) for name, node, value, uncertain in entries]
+
+
+def _key(key: Any) -> Any:
+    return getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))
+
+
+def _slot(name: str, node: fx.Node | None, value: Any, uncertain: bool) -> Slot:
+    if node is None or not isinstance(value, Tensor):
+        return Slot(name, literal=True, value=value)
+    sizes = tuple(None if is_open(s) else hint(s) for s in node.meta["val"].shape)
+    return Slot(name, uncertain=uncertain, dtype=value.dtype, sizes=sizes, example=tuple(value.shape))

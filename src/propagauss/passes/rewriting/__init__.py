@@ -1,0 +1,1 @@
+"""The pass that replaces ops by rules: `rewrite` is the door."""

@@ -1,0 +1,243 @@
+"""What every posterior can do, and the one thing that rules ask of it: the noise that a random layer adds.
+
+A posterior is a zero-mean Gaussian over deviations of named parameters; its mean is the model's own parameters, which
+it never holds. All sizes that only the model knows (the shapes of the parameters) come in through `bind`.
+"""
+
+from __future__ import annotations
+
+import abc
+import fnmatch
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from propagauss.errors import PosteriorError, nearest
+
+FORMAT, VERSION = "propagauss.posteriors", 1
+
+
+class Noise(nn.Module):
+    """The spread that the random weight `W [out, in]` and bias `b [out]` of one linear layer add to `W a + b`.
+
+    With `a` of mean `m` and covariance `C`, `S = m mᵀ + C`:
+
+        noise_kl = Σ_ij S_ij Cov(W_ki, W_lj) + Σ_i m_i (Cov(W_ki, b_l) + Cov(W_li, b_k)) + Cov(b_k, b_l)
+    """
+
+    def variance(self, m: Tensor) -> Tensor:
+        """Diagonal of the noise for a deterministic input: `m [..., in] -> [..., out]`.
+
+        Input variances `v` add `v @ weight_variance.T`, whatever the structure.
+        """
+        raise NotImplementedError
+
+    def for_covariance(self, random_input: bool) -> Noise:
+        """The same noise, with what `covariance` needs precomputed; call it before `covariance`."""
+        return self
+
+    def weight_variance(self) -> Tensor | None:
+        """Marginal variances of the weight, `[out, in]`; None if the weight is deterministic."""
+        raise NotImplementedError
+
+    def covariance(self, left: Tensor, right: Tensor, c: Tensor | None) -> Tensor:
+        """Noise between the outputs at two positions that share the layer; the same position for a single input.
+
+        `left`, `right`: means `[..., in]`; `c`: their covariance `[..., in, in]`, None if they are deterministic.
+        Leading dimensions broadcast. Returns `[..., out, out]`.
+        """
+        raise NotImplementedError
+
+
+class Posterior(abc.ABC):
+    """A Gaussian over named parameters of a model, centred at the model's own values."""
+
+    kind: str
+    shapes: dict[str, torch.Size] | None
+    details: dict[str, float]
+
+    @property
+    @abc.abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The parameters that are random, as in `model.named_parameters()`."""
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> torch.dtype: ...
+
+    # -- the maths that predictions need
+
+    @abc.abstractmethod
+    def noise(self, weight: str | None, bias: str | None, transposed: bool = False) -> Noise:
+        """The noise of a linear layer; `transposed` if the weight is stored as `[in, out]`."""
+
+    @abc.abstractmethod
+    def covariance(self, name: str) -> Tensor:
+        """Dense covariance of one parameter, flattened row by row: `[numel, numel]`."""
+
+    def between(self, first: str, second: str) -> Tensor | None:
+        """Dense covariance between two parameters, each flattened: `[numel, numel']`; None if they are independent."""
+        return None
+
+    @abc.abstractmethod
+    def variance(self, name: str) -> Tensor:
+        """Marginal variances of one parameter, in its own shape."""
+
+    @abc.abstractmethod
+    def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Deviations from the mean: `{name: [count, *shape]}`."""
+
+    @abc.abstractmethod
+    def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
+        """`J Σ Jᵀ` for a Jacobian given per parameter as `[B, C, *shape]`: `[B, C, C]`."""
+
+    @abc.abstractmethod
+    def to_dense(self) -> Tensor:
+        """Joint covariance of all parameters in the order of `names`, each flattened row by row."""
+
+    # -- the same object, changed
+
+    @abc.abstractmethod
+    def _keep(self, names: tuple[str, ...]) -> Self: ...
+
+    def scale(self, factor: float) -> Self:
+        """Covariance multiplied by `factor`."""
+        if not (math.isfinite(factor) and factor >= 0):
+            raise PosteriorError(f"the factor of a covariance is {factor}; it must be finite and not negative")
+        return self._scaled(factor)
+
+    @abc.abstractmethod
+    def _scaled(self, factor: float) -> Self: ...
+
+    @abc.abstractmethod
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move or cast, as `Tensor.to` does."""
+
+    @abc.abstractmethod
+    def _bound(self, shapes: dict[str, torch.Size]) -> Self: ...
+
+    @abc.abstractmethod
+    def _check_shape(self, name: str, shape: torch.Size) -> None: ...
+
+    # -- how it is stored
+
+    @abc.abstractmethod
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+
+    @classmethod
+    @abc.abstractmethod
+    def _from_state(cls, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Posterior: ...
+
+    # -- shared
+
+    def select(self, *patterns: str | Iterable[str]) -> Self:
+        """The marginal posterior of the parameters whose names match any of the glob patterns, or lists of them."""
+        patterns = tuple(p for given in patterns for p in ((given,) if isinstance(given, str) else given))
+        kept = tuple(n for n in self.names if any(fnmatch.fnmatchcase(n, p) for p in patterns))
+        for pattern in patterns:
+            if not fnmatch.filter(self.names, pattern):
+                raise PosteriorError(
+                    f"no parameter of the posterior matches '{pattern}'{nearest(pattern, self.names)} "
+                    f"(it has {_listing(self.names)})"
+                )
+        return self._keep(kept)
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> Self:
+        """Check the posterior against a model's parameters; returns it with their shapes, on their device."""
+        for name in self.names:
+            if name not in parameters:
+                raise PosteriorError(
+                    f"the posterior names '{name}', which is not a parameter of the model{nearest(name, parameters)} "
+                    f"(named_parameters() has {_listing(parameters)})"
+                )
+        known = [parameters[n] for n in self.names]
+        for name, parameter in zip(self.names, known, strict=True):
+            if parameter.dtype != self.dtype:
+                raise PosteriorError(
+                    f"'{name}' is {parameter.dtype} in the model but {self.dtype} in the posterior: "
+                    f"convert with posterior.to({parameter.dtype})"
+                )
+        shapes = {n: p.shape for n, p in zip(self.names, known, strict=True)}
+        bound = self._bound(self._all_shapes(parameters) | shapes)
+        for name, shape in shapes.items():
+            bound._check_shape(name, shape)
+        return bound.to(known[0].device) if known else bound
+
+    def _all_shapes(self, parameters: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+        """Shapes that the structure needs beyond those of `names`."""
+        return {}
+
+    def shape(self, name: str) -> torch.Size:
+        """Shape of one parameter; known once the posterior was bound to a model."""
+        if self.shapes is None or name not in self.shapes:
+            raise PosteriorError(
+                f"the shape of '{name}' is not known to this {type(self).__name__}: "
+                "call posterior.bind(dict(model.named_parameters())) first"
+            )
+        return self.shapes[name]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to a safetensors file, whole or not at all; read it back with `load_posterior`."""
+        tensors, meta = self._state()
+        meta = meta | {"details": self.details, "shapes": {k: list(v) for k, v in (self.shapes or {}).items()}}
+        header = {"format": FORMAT, "version": str(VERSION), "kind": self.kind, "meta": json.dumps(meta)}
+        target = Path(path)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            save_file(
+                {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}, temporary, metadata=header
+            )
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)  # safetensors makes files private
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.names)} parameters, {self.dtype}: {_listing(self.names)})"
+
+
+def flat(t: Tensor, lead: int = 0) -> Tensor:
+    """All dimensions after the first `lead` as one; a parameter without dimensions is one entry."""
+    return t.reshape(*t.shape[:lead], math.prod(t.shape[lead:]))
+
+
+def load_posterior(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Posterior:
+    """Read a posterior written by `posterior.save`."""
+    from propagauss.posteriors import KINDS
+
+    try:
+        with safe_open(os.fspath(path), framework="pt", device=str(device)) as file:
+            header = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+    except FileNotFoundError:
+        raise PosteriorError(f"no such file: {os.fspath(path)}") from None
+    except (SafetensorError, OSError) as error:
+        raise PosteriorError(f"{os.fspath(path)} is not a readable safetensors file: {error}") from error
+    if header.get("format") != FORMAT or header.get("kind") not in KINDS:
+        raise PosteriorError(f"{os.fspath(path)} is a safetensors file, but not a posterior saved by propagauss")
+    try:
+        if int(header["version"]) > VERSION:
+            raise PosteriorError(f"it was written by a newer propagauss (format {header['version']}): upgrade")
+        meta = json.loads(header["meta"])
+        posterior = KINDS[header["kind"]]._from_state(tensors, meta)
+        posterior.details = dict(meta["details"])
+        posterior.shapes = {k: torch.Size(v) for k, v in meta["shapes"].items()} or None
+    except (KeyError, TypeError, ValueError) as error:  # ours is a ValueError, too
+        raise PosteriorError(f"{os.fspath(path)} does not hold a valid posterior: {error}") from error
+    return posterior
+
+
+def _listing(names: Any, most: int = 6) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")

@@ -1,0 +1,138 @@
+"""The generalised Gauss-Newton matrix of a model, as a diagonal, as Kronecker factors, or dense.
+
+    H = Σ_n J_nᵀ Λ_n J_n = Σ_n Σ_c r_nc r_ncᵀ,    r_nc = J_nᵀ s_nc
+
+with `Λ_n = Σ_c s_nc s_ncᵀ` the Hessian of the loss of sample `n` in its outputs (the rest is in gradients.py). Each
+class (one is in kfac.py) holds one structure: `add` takes a batch, `merge` sums over processes that share the data,
+`eigenvalues` serves the choice of the prior, `posterior` adds the prior and inverts. Sums are kept in double precision.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from propagauss.posteriors.base import Posterior, flat
+from propagauss.posteriors.diagonal import DiagonalPosterior
+from propagauss.posteriors.laplace.capture import Use
+from propagauss.posteriors.laplace.gradients import Batch, Forward, as_stored, per_sample_gradients
+from propagauss.posteriors.laplace.kfac import KroneckerCurvature
+from propagauss.posteriors.laplace.ranks import Ranks
+from propagauss.posteriors.memory import require_memory
+from propagauss.posteriors.spectral import SpectralPosterior
+
+
+class DiagonalCurvature:
+    """`diag(H)`, exact."""
+
+    def __init__(self, forward: Forward):
+        self.forward, self.names = forward, forward.chosen
+        self._sums = {n: torch.zeros_like(forward.parameters[n], dtype=torch.float64) for n in self.names}
+
+    def add(self, batch: Batch) -> None:
+        quick = {n: u[0] for n, u in batch.direct.items() if len(u) == 1 and u[0].rows == batch.size}
+        self._add_single_rows(batch, quick)
+        rest = [n for n in self.names if n not in quick]
+        for gradients in per_sample_gradients(batch, rest) if rest else ():
+            for name, g in gradients.items():
+                self._sums[name] += g.square().sum(0)
+
+    def _add_single_rows(self, batch: Batch, quick: dict[str, Use]) -> None:
+        """A layer applied once per sample has `r = g aᵀ`, so `Σ_c r²` is `(Σ_c g²) (a²)ᵀ`: one product for all."""
+        uses = [u for u in batch.seen.uses if any(u is q for q in quick.values())]
+        squares: list[Tensor] = []
+        for gradients in batch.pull(uses):
+            new = [g.square() for g in gradients]
+            squares = [s.add_(n) for s, n in zip(squares, new, strict=True)] if squares else new
+        for use, s in zip(uses, squares, strict=bool(squares)):
+            if use.weight is not None and quick.get(use.weight) is use:
+                a = use.layer.inputs(use.layer.input).square()
+                total = self._sums[use.weight]
+                total += as_stored(torch.einsum("ngo,ngi->goi", s, a), use.layer).reshape(total.shape)
+            if use.bias is not None and quick.get(use.bias) is use:
+                self._sums[use.bias] += s.sum(0).reshape(self._sums[use.bias].shape)
+
+    def merge(self, ranks: Ranks) -> None:
+        """Sum over all ranks."""
+        ranks.add(*self._sums.values())
+
+    def eigenvalues(self) -> np.ndarray:
+        return torch.cat([s.flatten() for s in self._sums.values()]).cpu().numpy()
+
+    def posterior(self, prior_precision: float, noise: float) -> Posterior:
+        """`1 / (diag(H) / σ² + δ)`"""
+        dtype = self.forward.parameters[self.names[0]].dtype
+        return DiagonalPosterior({n: (1 / (s / noise**2 + prior_precision)).to(dtype) for n, s in self._sums.items()})
+
+
+class FullCurvature:
+    """`H` over all chosen parameters, each flattened row by row, exact.
+
+    Kept as its rows `r_nc` while these are fewer than half the parameters: their singular vectors then take less time
+    and memory than the eigenvectors of the dense `H`, and give the same.
+    """
+
+    def __init__(self, forward: Forward):
+        self.forward, self.names = forward, forward.chosen
+        self._first = forward.parameters[self.names[0]]
+        self._size = sum(forward.size(n) for n in self.names)
+        self._rows: list[Tensor] = []  # each [some, P]
+        self._count = 0  # rows seen
+        self._matrix: Tensor | None = None  # once the rows are too many
+
+    def add(self, batch: Batch) -> None:
+        for gradients in per_sample_gradients(batch, list(self.names)):
+            self._rows.append(torch.cat([flat(gradients[n], 1) for n in self.names], dim=1))
+            self._count += len(self._rows[-1])
+            self._settle(self._count)
+
+    def _settle(self, total: int) -> None:
+        """Make sure that `total` rows fit: as they are, or summed up in the dense matrix."""
+        what = f"a full covariance over {self._size} parameters"
+        if 2 * total <= self._size:
+            # rows, the same in double precision, their singular vectors and a copy that the decomposition works on
+            needed = (self._first.element_size() + 3 * 8) * total * self._size
+            return require_memory(needed, what, self._first.device)
+        if self._matrix is None:
+            # H, its eigenvectors, their copy in the posterior and the workspace of the eigendecomposition
+            require_memory(4 * 8 * self._size**2, what, self._first.device)
+            self._matrix = self._first.new_zeros(self._size, self._size, dtype=torch.float64)
+        for rows in self._rows:
+            self._matrix += rows.mT @ rows
+        self._rows = []
+
+    def merge(self, ranks: Ranks) -> None:
+        """Sum over all ranks: of the matrices, or of rows with zeros in place of those of other ranks."""
+        counts = ranks.gather(self._count)
+        self._settle(sum(counts))
+        if self._matrix is None and len(counts) > 1:
+            everyone = self._first.new_zeros(sum(counts), self._size)
+            start = sum(counts[: ranks.rank])
+            everyone[start : start + self._count] = torch.cat([everyone[:0], *self._rows])
+            self._rows = [everyone]
+        ranks.add(*(self._rows if self._matrix is None else [self._matrix]))
+
+    @cached_property
+    def _eigen(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues `[k]` and eigenvectors `[P, k]`; all that are left have the eigenvalue 0."""
+        if self._matrix is not None:
+            values, vectors = torch.linalg.eigh(self._matrix)
+            return values.clamp(min=0), vectors
+        _, roots, vectors = torch.linalg.svd(torch.cat(self._rows).double(), full_matrices=False)
+        return roots.square(), vectors.mT
+
+    def eigenvalues(self) -> np.ndarray:
+        return self._eigen[0].cpu().numpy()
+
+    def posterior(self, prior_precision: float, noise: float) -> Posterior:
+        """`(H / σ² + δ I)⁻¹`"""
+        values, vectors = self._eigen
+        variances = 1 / (values / noise**2 + prior_precision)
+        dtype = self._first.dtype
+        return SpectralPosterior(self.names, vectors.to(dtype), variances.to(dtype), 1 / prior_precision)
+
+
+Curvature = DiagonalCurvature | KroneckerCurvature | FullCurvature

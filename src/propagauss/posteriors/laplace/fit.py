@@ -1,0 +1,210 @@
+"""Laplace approximation of a trained model: a Gaussian over its parameters with precision `H / σ² + δ I`.
+
+`H` is the generalised Gauss-Newton matrix of the training loss (curvature.py), `δ` the prior precision and, for
+regression, `σ` the standard deviation of the noise, both by default those of largest marginal likelihood (evidence.py).
+The conventions are those of laplace-torch with its default backend, so numbers can be compared.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+
+from propagauss.errors import InputError, nearest
+from propagauss.inputs import check_eval
+from propagauss.posteriors.base import Posterior
+from propagauss.posteriors.laplace.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
+from propagauss.posteriors.laplace.evidence import Evidence
+from propagauss.posteriors.laplace.gradients import Batch, Forward
+from propagauss.posteriors.laplace.likelihoods import LIKELIHOODS, Likelihood
+from propagauss.posteriors.laplace.ranks import Ranks, check_parts, fingerprint
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+STRUCTURES: dict[str, type[Curvature]] = {
+    "diagonal": DiagonalCurvature,
+    "kronecker": KroneckerCurvature,
+    "full": FullCurvature,
+}
+AUTOMATIC = "marginal_likelihood"
+
+
+def fit_laplace(
+    model: nn.Module,
+    loader: Iterable[Any],
+    likelihood: Literal["classification", "regression"] = "classification",
+    structure: Literal["diagonal", "kronecker", "full"] = "diagonal",
+    parameters: str | Sequence[str] = "*",
+    prior_precision: float | Literal["marginal_likelihood"] = AUTOMATIC,
+    noise: float | Literal["marginal_likelihood"] = AUTOMATIC,
+    progress: bool = True,
+    distributed: bool | ProcessGroup = False,
+) -> Posterior:
+    """Posterior with precision `H / σ² + δ I` around the parameters of a trained model.
+
+    Nothing of the model changes. Memory does not grow with outputs times parameters, except for `structure="full"`: it
+    grows with the chosen parameters times themselves, or times data and outputs if those are less than half as many.
+
+    Args:
+        model: trained, in evaluation mode. It returns a tensor (or an object with `.logits`): `[B, C]` logits for
+            classification, `[B]` or `[B, K]` values for regression.
+        loader: yields `(x, y)` with all the training data, once; `x` is a tensor, a tuple for `model(*x)` or a dict for
+            `model(**x)`; `y` holds class indices `[B]`, or values in the shape of the output.
+        likelihood: "classification" (cross-entropy) or "regression" (Gaussian noise, the same for all outputs).
+        structure: "diagonal" and "full" are exact; "kronecker" is KFAC, with a pair of factors for each weight of a
+            linear layer or convolution and a factor for each bias; all else stays deterministic, with a warning.
+        parameters: glob pattern or patterns of the names to be random, as in `model.named_parameters()`. Those with
+            `requires_grad=False` are left out.
+        prior_precision: `δ`, or "marginal_likelihood" to choose it.
+        noise: `σ`, or "marginal_likelihood" to choose it; regression only.
+        progress: show a progress bar, if the output is a terminal.
+        distributed: True (or a process group) if every rank of torch.distributed calls this with the same model and a
+            loader over a part of the data of its own, which may be empty. All get the posterior of all the data.
+
+    Returns:
+        A posterior whose `details` hold `prior_precision`, `noise` (regression) and `log_marginal_likelihood`.
+    """
+    ranks = Ranks.of(distributed)
+    with torch.inference_mode(False):
+        with ranks.together():
+            delta, sigma = _check_options(likelihood, structure, prior_precision, noise)
+            check_eval(model)
+            check_parts(model, loader, ranks)
+            forward = Forward(model, _select(model, parameters))
+            curvature = STRUCTURES[structure](forward)
+        if ranks.group is not None:
+            options = {"likelihood": likelihood, "structure": structure, "prior_precision": delta, "noise": sigma}
+            ranks.require_same(options | {"parameters": forward.chosen}, "call fit_laplace alike on all ranks")
+            ranks.require_same(fingerprint(model), "load the same checkpoint on all ranks, or broadcast it from one")
+        with ranks.together():
+            mine = _accumulate(curvature, loader, LIKELIHOODS[likelihood], progress and ranks.rank == 0)
+        curvature.merge(ranks)
+        loss, targets, samples = (sum(parts) for parts in zip(*ranks.gather(mine), strict=True))
+        with ranks.together():
+            if samples == 0:
+                raise InputError(
+                    "the loader is empty: a Laplace fit needs the training data (an exhausted iterator, perhaps?)"
+                )
+            _report_deterministic(forward.chosen, curvature.names)
+            squared_norm = sum(forward.parameters[n].double().square().sum().item() for n in curvature.names)
+            evidence = Evidence(curvature.eigenvalues(), squared_norm, loss, targets)
+            best = evidence.maximise(delta, sigma)
+        delta, sigma = ranks.gather(best)[0]
+        posterior = curvature.posterior(delta, sigma).bind(dict(model.named_parameters()))
+    posterior.details = {"prior_precision": delta} | ({"noise": sigma} if likelihood == "regression" else {})
+    posterior.details["log_marginal_likelihood"] = evidence.log_marginal_likelihood(delta, sigma)
+    return posterior
+
+
+def _check_options(
+    likelihood: str, structure: str, prior_precision: float | str, noise: float | str
+) -> tuple[float | None, float | None]:
+    """`δ` and `σ`, None for what is to be chosen."""
+    if structure not in STRUCTURES:
+        raise InputError(f"structure is one of {', '.join(STRUCTURES)}; got {structure!r}")
+    if likelihood not in LIKELIHOODS:
+        raise InputError(f"likelihood is 'classification' or 'regression'; got {likelihood!r}")
+    if likelihood == "classification" and noise != AUTOMATIC:
+        raise InputError("noise= is for likelihood='regression'; classification has none")
+    sigma = 1.0 if likelihood == "classification" else _positive(noise, "noise")
+    return _positive(prior_precision, "prior_precision"), sigma
+
+
+def _positive(value: float | str, name: str) -> float | None:
+    """A given hyperparameter, or None if it is to be chosen."""
+    if value == AUTOMATIC:
+        return None
+    if isinstance(value, str) or not (math.isfinite(value) and value > 0):
+        raise InputError(f"{name} is a positive number or '{AUTOMATIC}'; got {value!r}")
+    return float(value)
+
+
+# -- the model
+
+
+def _select(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
+    known = dict(model.named_parameters())
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            raise InputError(
+                f"no parameter of the model matches '{pattern}'{nearest(pattern, known)} "
+                f"(named_parameters() has {', '.join(list(known)[:6])}{', ...' if len(known) > 6 else ''})"
+            )
+    matching = [n for n in known if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+    chosen = [n for n in matching if known[n].requires_grad]
+    if not chosen:
+        raise InputError(
+            f"every parameter that matches {', '.join(patterns) or 'an empty list'} is frozen (requires_grad=False), "
+            "so none would be random: call requires_grad_() on those that should be"
+        )
+    if len({known[n].dtype for n in chosen}) > 1:
+        raise InputError(f"the chosen parameters have mixed dtypes: { {str(known[n].dtype) for n in chosen} }")
+    return tuple(chosen)
+
+
+def _report_deterministic(chosen: tuple[str, ...], fitted: tuple[str, ...]) -> None:
+    left = [n for n in chosen if n not in fitted]
+    if not left:
+        return
+    reason = "Kronecker factors exist only for weights and biases of linear layers and convolutions; not for "
+    if not fitted:
+        raise InputError(f"{reason}{', '.join(left)}: use structure='diagonal' or 'full'")
+    warnings.warn(
+        f"{reason}{', '.join(left)}, which stay deterministic (structure='diagonal' and 'full' have no such limit)",
+        stacklevel=3,
+    )
+
+
+# -- the data
+
+
+def _accumulate(
+    curvature: Curvature, loader: Iterable[Any], likelihood: Likelihood, progress: bool
+) -> tuple[float, int, int]:
+    """Run over the data once; returns the sums of `Terms.loss` and `Terms.targets`, and the number of samples."""
+    forward, loss, targets, samples = curvature.forward, 0.0, 0, 0
+    device = forward.parameters[forward.chosen[0]].device
+    cuda = [device] if device.type == "cuda" else []
+    # iterating over a DataLoader draws random numbers even if it does not shuffle
+    with torch.random.fork_rng(devices=cuda), torch.enable_grad():
+        for number, item in enumerate(tqdm(loader, desc="Laplace", disable=None if progress else True)):
+            x, y = _pair(item, device)
+            if y.shape[0] == 0:
+                continue
+            output, seen = forward.capture(x)
+            where = f"batch {number}"
+            if not output.isfinite().all():
+                raise InputError(f"{where}: the outputs of the model are not finite")
+            terms = likelihood(output, y, where)
+            if not math.isfinite(terms.loss):
+                raise InputError(f"{where}: the loss is {terms.loss}; are there missing values among the targets?")
+            loss, targets, samples = loss + terms.loss, targets + terms.targets, samples + len(y)
+            curvature.add(Batch(forward, x, len(y), terms.output, seen, terms.column))
+    return loss, targets, samples
+
+
+def _pair(item: Any, device: torch.device) -> tuple[Any, Tensor]:
+    if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], Tensor) and item[1].dim() > 0):
+        raise InputError(
+            f"the loader must yield (x, y) with a tensor y, got a {type(item).__name__}; "
+            "for a dictionary of inputs yield (inputs, labels)"
+        )
+    x, y = item
+    x = tuple(x) if isinstance(x, list) else dict(x) if isinstance(x, Mapping) else x
+    return pytree.tree_map(lambda t: _plain(t, device) if isinstance(t, Tensor) else t, x), _plain(y, device)
+
+
+def _plain(t: Tensor, device: torch.device) -> Tensor:
+    """On the model's device, and a tensor that autograd can use even if it was made in inference mode."""
+    t = t.to(device)
+    return t.clone() if t.is_inference() else t

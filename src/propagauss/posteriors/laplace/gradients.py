@@ -1,0 +1,236 @@
+"""A model as a function of its parameters, and the gradients of single samples.
+
+    r_nc = J_nᵀ s_nc
+
+`J_n [C, P]` is the Jacobian of the outputs for sample `n`, `s_nc [C]` a column of a root of the Hessian of its loss.
+Work goes one column at a time and over chunks of samples, so `[batch, outputs, parameters]` is never stored.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from propagauss.errors import InputError
+from propagauss.inputs import as_call
+from propagauss.posteriors.laplace.capture import Capture, Layer, Use
+
+BUDGET = 2**28  # bytes for the per-sample gradients or image patches that are alive at one time
+
+
+class Forward:
+    """A model as a function of its parameters, which are never written to.
+
+    Detached copies (sharing memory) stand in for the parameters, so that no graph is built before the first chosen one.
+    """
+
+    def __init__(self, model: nn.Module, chosen: tuple[str, ...]):
+        self.model, self.chosen = model, chosen
+        self.parameters = {name: p.detach() for name, p in model.named_parameters()}
+        self.vectorised = True  # until torch.vmap turns out not to cope with the model
+
+    def __call__(self, x: Any, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
+        args, kwargs = as_call(x)
+        parameters = {**self.parameters, **(replaced or {})}
+        return _tensor(torch.func.functional_call(self.model, parameters, args, kwargs))
+
+    def capture(self, x: Any) -> tuple[Tensor, Capture]:
+        with Capture({id(self.parameters[n]): n for n in self.chosen}) as seen:
+            return self(x), seen
+
+    def size(self, name: str) -> int:
+        return self.parameters[name].numel()
+
+
+def _tensor(output: Any) -> Tensor:
+    output = output.get("logits", output) if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if not isinstance(output, Tensor):
+        raise InputError(
+            f"the model returns a {type(output).__name__}; a Laplace fit needs a tensor, or something with .logits: "
+            "wrap the model in a module that returns the tensor wanted"
+        )
+    return output
+
+
+@dataclass
+class Batch:
+    """A batch after its forward pass.
+
+    Attributes:
+        x: tensor, tuple or dict.
+        size: number of samples `B`.
+        output: `[B, C]`, with its graph.
+        column: `c -> [B, C]`, column `c` of the root of the loss Hessian of every sample.
+    """
+
+    forward: Forward
+    x: Any
+    size: int
+    output: Tensor
+    seen: Capture
+    column: Callable[[int], Tensor]
+
+    def pull(self, uses: list[Use]) -> Iterator[list[Tensor]]:
+        """For each column, the gradients at the outputs of `uses`: `[rows, G, out / G]`."""
+        columns = self.output.shape[1] if uses and self.output.requires_grad else 0
+        for c in range(columns):
+            probes = [u.probe for u in uses]
+            grads = torch.autograd.grad(self.output, probes, self.column(c), retain_graph=True, allow_unused=True)
+            pairs = zip(uses, grads, strict=True)
+            yield [u.layer.gradients(torch.zeros_like(u.probe) if g is None else g) for u, g in pairs]
+
+    @cached_property
+    def direct(self) -> dict[str, list[Use]]:
+        """Parameters whose per-sample gradients follow from their uses, as the rows of one sample lie together."""
+        whole = [self._lies_by_sample(use, i) for i, use in enumerate(self.seen.uses)]
+        table: dict[str, list[Use]] = {}
+        spoilt = set(self.seen.others)
+        for use, good in zip(self.seen.uses, whole, strict=True):
+            for name in (use.weight, use.bias):
+                if name is not None:
+                    table.setdefault(name, []).append(use)
+                    spoilt |= set() if good else {name}
+        return {name: uses for name, uses in table.items() if name not in spoilt}
+
+    @cached_property
+    def _half(self) -> list[Use]:
+        """The uses when only the first half of the samples is there; none if the model cannot run on them."""
+        try:
+            with torch.no_grad():
+                return self.forward.capture(self.part(slice(0, self.size // 2)))[1].uses
+        except (RuntimeError, ValueError):
+            return []
+
+    def _lies_by_sample(self, use: Use, index: int) -> bool:
+        """Shapes cannot tell [batch, time] from [time, batch] or from something all samples share; values can."""
+        if self.size == 1:
+            return True
+        if use.layer.input.shape[0] % self.size or len(self._half) != len(self.seen.uses):
+            return False
+        half = self.size // 2
+        rows = use.layer.input.reshape(self.size, -1)[:half]
+        again = self._half[index].layer.input
+        if again.numel() != rows.numel():
+            return False
+        tolerance = 1e3 * torch.finfo(rows.dtype).eps * float(rows.abs().amax()) if rows.numel() else 0.0
+        return bool(((rows - again.reshape(half, -1)).abs() <= tolerance).all())
+
+    def part(self, which: slice) -> Any:
+        """The input of some samples."""
+        return pytree.tree_map(lambda t: t[which] if self.carries(t) else t, self.x)
+
+    def carries(self, leaf: Any) -> bool:
+        """Whether a leaf of the input has one entry per sample."""
+        return isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == self.size
+
+    def chunks(self, names: list[str]) -> Iterator[slice]:
+        """Runs of samples whose gradients fit the budget."""
+        width = sum(self.forward.size(n) for n in names) * self.output.element_size()
+        step = max(1, BUDGET // max(width, 1))
+        return (slice(i, min(i + step, self.size)) for i in range(0, self.size, step))
+
+
+# -- per-sample gradients
+
+
+def per_sample_gradients(batch: Batch, names: list[str]) -> Iterator[dict[str, Tensor]]:
+    """`r_nc` for every column and some samples at a time: `{name: [b, *shape]}`."""
+    direct = [n for n in names if n in batch.direct]
+    rest = [n for n in names if n not in batch.direct]
+    uses = [u for u in batch.seen.uses if u.weight in direct or u.bias in direct]
+    pulled = batch.pull(uses)
+    for c in range(batch.output.shape[1]):
+        gradients = next(pulled, [])
+        for chunk in batch.chunks(names):
+            found = {n: _from_uses(batch, n, uses, gradients, chunk) for n in direct}
+            yield found | (_one_by_one(batch, rest, c, chunk) if rest else {})
+
+
+def _from_uses(batch: Batch, name: str, uses: list[Use], gradients: list[Tensor], chunk: slice) -> Tensor:
+    """`Σ_t g_t a_tᵀ` for a weight, `Σ_t g_t` for a bias, summed over the uses: `[b, *shape]`."""
+    parameter = batch.forward.parameters[name]
+    total = parameter.new_zeros((chunk.stop - chunk.start, *parameter.shape))
+    for use, g in zip(uses, gradients, strict=bool(gradients)):
+        g = g.unflatten(0, (batch.size, -1))[chunk]  # [b, positions, G, out / G]
+        if use.weight == name:
+            a = use.layer.inputs(use.layer.input.unflatten(0, (batch.size, -1))[chunk].flatten(0, 1))
+            product = torch.einsum("btgo,btgi->bgoi", g, a.unflatten(0, g.shape[:2]))
+            total += as_stored(product, use.layer).reshape(total.shape)
+        if use.bias == name:
+            total += g.sum(1).reshape(total.shape)
+    return total
+
+
+def as_stored(product: Tensor, layer: Layer) -> Tensor:
+    """`[..., out, in]` in the layout of the layer's weight."""
+    return product if layer.stored == "[out, in]" else product.transpose(-2, -1)
+
+
+def _one_by_one(batch: Batch, names: list[str], c: int, chunk: slice) -> dict[str, Tensor]:
+    """Gradients of parameters that are used in any way at all, by treating every sample as a batch of its own."""
+    column, found = batch.column(c)[chunk], None
+    if batch.forward.vectorised:
+        try:
+            found = _vectorised(batch, names, column, chunk)
+        except (RuntimeError, ValueError) as error:
+            batch.forward.vectorised = False
+            reason = str(error).strip().split("\n")[0]
+            warnings.warn(
+                f"torch.vmap cannot run this model ({reason}): the gradients of {', '.join(names)} are computed one "
+                "sample at a time, which is slow; choose fewer parameters= if it takes too long",
+                stacklevel=2,
+            )
+    if found is None:
+        rows = [_single(batch, names, column[i], chunk.start + i) for i in range(len(column))]
+        found = torch.stack([f for f, _ in rows]), {n: torch.stack([g[n] for _, g in rows]) for n in names}
+    _check_independence(found[0], batch.output.detach()[chunk])
+    return found[1]
+
+
+def _vectorised(batch: Batch, names: list[str], column: Tensor, chunk: slice) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs `[b, C]` and gradients, by torch.vmap."""
+    leaves, spec = pytree.tree_flatten(batch.x)
+    carries = [batch.carries(leaf) for leaf in leaves]
+    chosen = {n: batch.forward.parameters[n] for n in names}
+
+    def single(s: Tensor, *parts: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        lone = [p.unsqueeze(0) if one else p for p, one in zip(parts, carries, strict=True)]
+        x = pytree.tree_unflatten(lone, spec)
+        output, pullback, *_ = torch.func.vjp(lambda p: batch.forward(x, p).reshape(-1), chosen)
+        return output, pullback(s)[0]
+
+    parts = [leaf[chunk] if one else leaf for leaf, one in zip(leaves, carries, strict=True)]
+    in_dims = (0, *(0 if one else None for one in carries))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # one per op that torch loops over
+        return torch.func.vmap(single, in_dims=in_dims)(column, *parts)
+
+
+def _single(batch: Batch, names: list[str], column: Tensor, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs `[C]` and gradients of one sample."""
+    chosen = {n: batch.forward.parameters[n].clone().requires_grad_() for n in names}
+    output = batch.forward(batch.part(slice(index, index + 1)), chosen).reshape(-1)
+    grads: Any = [None] * len(names)
+    if output.requires_grad:
+        grads = torch.autograd.grad(output, list(chosen.values()), column, allow_unused=True)
+    pairs = zip(chosen.items(), grads, strict=True)
+    return output.detach(), {n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs}
+
+
+def _check_independence(alone: Tensor, together: Tensor) -> None:
+    """Raise unless samples on their own give the outputs `[b, C]` that they gave in the batch."""
+    size = float(together.abs().amax())
+    tolerance = 1e4 * torch.finfo(together.dtype).eps * size
+    if alone.shape != together.shape or float((alone - together).abs().amax()) > tolerance:
+        raise InputError(
+            "the outputs of a sample depend on the rest of its batch, so it has no gradient of its own: a model that "
+            "mixes samples has no Laplace posterior; if an input without a batch dimension is as long as the batch, "
+            "use another batch size"
+        )

@@ -1,0 +1,1 @@
+"""Posteriors that other libraries made: laplace-torch, IVON, SWAG."""

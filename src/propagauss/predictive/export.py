@@ -1,0 +1,222 @@
+"""Out of Python: a streamlined network as a torch.export archive (`.pt2`) or an ONNX graph (`.onnx`).
+
+Both take plain tensors and return plain tensors, with the batch left open where the network has it open, and need
+neither propagauss nor the model's own code to run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.overrides import TorchFunctionMode
+
+from propagauss.errors import InputError, PropagaussError
+from propagauss.gaussian import Gaussian
+from propagauss.network.streamlined import Slot, Streamlined
+from propagauss.nodes import hint, is_open
+from propagauss.version import __version__
+
+Outputs = Callable[[Gaussian], dict[str, Tensor]]
+aten = torch.ops.aten
+
+
+def export(net: Any, path: str | os.PathLike[str], outputs: Outputs, details: dict[str, Any]) -> Path:
+    """Write the network with what `outputs` makes of its latent; the ending of the path says in which form."""
+    target = Path(path)
+    writers = {".pt2": _write_archive, ".onnx": _write_onnx}
+    if target.suffix not in writers:
+        raise InputError(f"cannot export to '{target.name}': the name must end in .pt2 or .onnx")
+    if not isinstance(net, Streamlined):
+        raise InputError(f"only a streamlined network can be exported, not a {type(net).__name__}: use pg.streamline")
+    if not target.parent.is_dir():
+        raise InputError(f"there is no folder {target.parent}")
+    module = Deployed(net, outputs).eval()
+    program = _program(module)
+    details = {"propagauss": __version__, "torch": torch.__version__} | details
+    with _whole(target) as temporary:
+        writers[target.suffix](program, module, temporary, {k: str(v) for k, v in details.items()})
+    return target
+
+
+class Deployed(nn.Module):
+    """Tensors in, a dictionary of tensors out. A Gaussian input is two tensors: mean, and variance or covariance."""
+
+    def __init__(self, net: Streamlined, outputs: Outputs):
+        super().__init__()
+        self.net, self.outputs = net, outputs
+        self.slots = [slot for slot in net.slots if not slot.literal]
+
+    def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
+        latent = self.net.from_leaves(list(self._leaves(iter(tensors))))
+        if not isinstance(latent, Gaussian):
+            raise InputError("only a network with one output can be exported: choose one with streamline(output=...)")
+        return self.outputs(latent)
+
+    def _leaves(self, tensors: Iterator[Tensor]) -> Iterator[Any]:
+        for slot in self.slots:
+            yield Gaussian.diagonal(next(tensors), next(tensors)) if slot.uncertain else next(tensors)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tensors."""
+        if [slot.name for slot in self.slots] == ["x0"]:
+            return ["x_mean", "x_variance"] if self.slots[0].uncertain else ["x"]
+        return [n for s in self.slots for n in ((f"{s.name}_mean", f"{s.name}_variance") if s.uncertain else (s.name,))]
+
+
+def _program(module: Deployed) -> ExportedProgram:
+    each = [slot for slot in module.slots for _ in range(1 + slot.uncertain)]
+    shapes = tuple({i: Dim.AUTO for i, n in enumerate(slot.sizes) if n is None} for slot in each)
+    example = tuple(_example(slot) for slot in each)
+    program = _exported(module, example, shapes)
+    _warn_of_fixed_sizes(program, module.names, shapes)
+    return program
+
+
+def _exported(module: Deployed, example: tuple[Tensor, ...], shapes: tuple[dict[int, Any], ...]) -> ExportedProgram:
+    """With open sizes if that can be, else with those of the example."""
+    for dynamic in ((shapes,), None):
+        try:
+            with torch.no_grad(), _quiet(), _ScalarOps(), _no_open_derivatives():
+                copies = tuple(x.clone() for x in example)  # a failed try leaves marks on them
+                return torch.export.export(module, copies, dynamic_shapes=dynamic, strict=False)
+        except PropagaussError:
+            raise
+        except Exception as error:
+            reason = error
+    raise InputError(
+        f"torch.export could not write the network ({type(reason).__name__}: {str(reason)[:200]}): an op that is "
+        "linearised by its own Jacobian (net.plan names them) may have a derivative that cannot be exported"
+    ) from reason
+
+
+class _ScalarOps(TorchFunctionMode):
+    """`x * 2` by the op for numbers: the forward derivative of the one for tensors fixes all sizes (torch 2.13)."""
+
+    ops: ClassVar[dict[Any, Any]] = {
+        aten.add.Tensor: aten.add.Scalar,
+        aten.sub.Tensor: aten.sub.Scalar,
+        aten.mul.Tensor: aten.mul.Scalar,
+        aten.div.Tensor: aten.div.Scalar,
+    }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.ops and len(args) == 2 and isinstance(args[0], Tensor) and isinstance(args[1], int | float):
+            func = self.ops[func]
+        return func(*args, **(kwargs or {}))
+
+
+def _warn_of_fixed_sizes(program: ExportedProgram, names: list[str], shapes: tuple[dict[int, Any], ...]) -> None:
+    """torch.export silently fixes a size that it cannot keep open."""
+    inputs = [n for n in program.graph.nodes if n.name in program.graph_signature.user_inputs]
+    fixed = [
+        f"{name} is {hint(size)} along dimension {i}"
+        for name, node, wanted in zip(names, inputs, shapes, strict=True)
+        for i, size in enumerate(node.meta["val"].shape)
+        if i in wanted and not is_open(size)
+    ]
+    if fixed:
+        warnings.warn(f"the exported file takes no other sizes: {', '.join(fixed)}", stacklevel=5)
+
+
+def _example(slot: Slot) -> Tensor:
+    sizes = [max(n, 2) if fixed is None else n for n, fixed in zip(slot.example, slot.sizes, strict=True)]
+    return torch.ones(sizes, dtype=slot.dtype)
+
+
+def _write_archive(program: ExportedProgram, module: Deployed, path: Path, details: dict[str, str]) -> None:
+    details |= {"inputs": ", ".join(module.names)}
+    stored = io.BytesIO()
+    with _quiet():
+        torch.export.save(program, stored, extra_files={"propagauss.json": json.dumps(details)})
+    path.write_bytes(stored.getbuffer())
+
+
+def _write_onnx(program: ExportedProgram, module: Deployed, path: Path, details: dict[str, str]) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise InputError("ONNX needs the packages onnx and onnxscript: pip install propagauss[export]") from error
+    names = list(program.call_spec.out_spec.unflatten(range(program.call_spec.out_spec.num_leaves)))  # type: ignore[union-attr]
+    try:
+        with _quiet(), _no_open_derivatives():
+            written = torch.onnx.export(
+                program, input_names=module.names, output_names=names, dynamo=True, verbose=False
+            )
+    except Exception as error:
+        reason = next((line for line in str(error).splitlines() if "No ONNX function" in line), str(error)[:200])
+        raise InputError(
+            f"PyTorch's ONNX exporter could not convert the network ({reason.strip()}): export to .pt2 instead; with "
+            "covariance='full' the Monte Carlo link needs a Cholesky factor, which ONNX does not have"
+        ) from error
+    assert written is not None
+    _rename_inner(written.model.graph, {*names, *module.names})
+    written.model.metadata_props.update(details)
+    written.save(path, external_data=False)
+
+
+def _rename_inner(graph: Any, taken: set[str]) -> None:
+    """Values inside the graph that the exporter named like one of its inputs or outputs."""
+    outside = {id(value) for value in (*graph.inputs, *graph.outputs)}
+    for node in graph:
+        for value in node.outputs:
+            if value.name in taken and id(value) not in outside:
+                value.name = f"inner_{value.name}"
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place in the end."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)  # mkstemp makes it private
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _no_open_derivatives() -> Iterator[None]:
+    """Exporters that fail within a forward derivative leave it open, and with it every later trace (torch 2.13)."""
+    functorch: Any = importlib.import_module("torch._C._functorch")
+    depth = functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    except Exception:
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        try:
+            level = torch._C._enter_dual_level()
+        except RuntimeError:  # there is only one level, and it is still open
+            level = 0
+        torch._C._exit_dual_level(level=level)
+        raise
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' remarks on their own workings."""
+    level = logging.getLogger("torch").level
+    logging.getLogger("torch").setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.getLogger("torch").setLevel(level)

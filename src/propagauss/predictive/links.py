@@ -1,0 +1,144 @@
+"""Links: from a Gaussian over logits to log-probabilities of classes, `log E[softmax(f)]` for `f ~ N(mean, C)`.
+
+Pure functions `link(mean, spread)`: `mean [..., C]`, and `spread` either variances `[..., C]` or a covariance
+`[..., C, C]`; the result is `[..., C]`, normalised. All are differentiable, work in log space and never branch on
+values.
+
+The integral has no closed form. All but `bridge` tend to the softmax as the variance vanishes; `mean_field`,
+`monte_carlo` and `bridge` use covariances. How far each may be from the integral is pinned in tests/test_likelihood.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+from scipy.stats import qmc
+from torch import Tensor
+from torch.distributions import Categorical
+
+from propagauss.errors import InputError
+
+Link = Callable[[Tensor, Tensor], Tensor]
+
+_PROBIT = math.pi / 8  # MacKay's constant: sigmoid(x) is close to Φ(x √(π/8))
+
+
+def probit(mean: Tensor, spread: Tensor) -> Tensor:
+    """`softmax(m / √(1 + π/8 v))`: each logit is shrunk by its own variance.
+
+    Right for two classes of which one has a fixed logit (error below 0.02). With several random logits it ignores that
+    only their differences matter, so a class with a large variance is shrunk towards zero rather than towards the
+    others: adding a constant to all logits changes the result, and the arg max may change.
+    """
+    return (mean / (1 + _PROBIT * _variance(mean, spread)).sqrt()).log_softmax(-1)
+
+
+def mean_field(mean: Tensor, spread: Tensor) -> Tensor:
+    """`p_i ∝ 1 / Σ_j exp(-(m_i - m_j) / √(1 + π/8 s_ij))`, `s_ij = v_i + v_j - 2 C_ij` (Lu, Ie and Sha, 2021).
+
+    Every pair of classes is treated as a two-class problem with the variance of their difference, so what all logits
+    have in common does not matter. For two classes it keeps the arg max of the mean and is within 0.02 of the integral;
+    with many classes and variances far above 1 it is too spread out. Time and memory grow with the square of the
+    number of classes.
+    """
+    v = _variance(mean, spread)
+    pairwise = v.unsqueeze(-1) + v.unsqueeze(-2)
+    if _is_covariance(mean, spread):
+        # rounding may push the variance of a difference of nearly equal logits below zero
+        pairwise = (pairwise - 2 * spread).clamp(min=0)
+    difference = mean.unsqueeze(-1) - mean.unsqueeze(-2)
+    return (-torch.logsumexp(-difference / (1 + _PROBIT * pairwise).sqrt(), -1)).log_softmax(-1)
+
+
+def monte_carlo(mean: Tensor, spread: Tensor, samples: int = 512, seed: int = 0) -> Tensor:
+    """`log 1/S Σ_s softmax(m + R z_s)`, `R Rᵀ = C`: sampling of the logits only, with the same draws for every input.
+
+    The draws are a scrambled Sobol sequence and its negatives: deterministic, with less error than as many independent
+    draws. Bad for hundreds of classes with
+    variances far above 1, where single draws dominate. Memory is `samples` times that of the mean.
+    """
+    # antithetic pairs keep the gradient right where the variance vanishes; the slack keeps it finite there
+    slack = torch.finfo(mean.dtype).eps
+    draws = _draws(samples, int(mean.shape[-1]), seed).to(mean)  # [S, C]
+    if _is_covariance(mean, spread):
+        largest = spread.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+        identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+        # singular covariances need a nudge: as much rounding as a Gaussian is allowed to have
+        root = torch.linalg.cholesky(spread + slack * (1 + 1e3 * largest) * identity)
+        deviation = torch.einsum("...ij,sj->s...i", root, draws)
+    else:
+        draws = draws.reshape(draws.shape[0], *[1] * (mean.dim() - 1), draws.shape[1])
+        deviation = draws * (spread + slack).sqrt()
+    return torch.logsumexp((mean + deviation).log_softmax(-1), 0) - math.log(deviation.shape[0])
+
+
+def bridge(mean: Tensor, spread: Tensor) -> Tensor:
+    """Mean of the Dirichlet with `α_i = (1 - 2/K + exp(m_i) Σ_j exp(-m_j) / K²) / v_i` (Hobbhahn et al., 2022).
+
+    Two steps come first. Logits are projected to sum to zero, which leaves their softmax as it is (laplace-torch
+    conditions on a zero sum instead, which is not the same unless all variances are equal). Where the average variance
+    exceeds `√(K/2)`, mean and variance are rescaled to it (the authors' correction; for smaller variances it would make
+    predictions far too sure).
+
+    Known failures: for more than two classes it is not the softmax at zero variance; classes with a small variance gain
+    probability whatever their mean; and below the correction only ratios of variances count, so that `fit_scale` finds
+    nothing to fit. It is here for comparison: `mean_field` costs little more.
+    """
+    classes = int(mean.shape[-1])
+    v = _variance(mean, spread)
+    if _is_covariance(mean, spread):
+        rows = spread.sum(-1)
+        v = (v - 2 / classes * rows + rows.sum(-1, keepdim=True) / classes**2).clamp(min=0)
+    else:
+        v = (1 - 2 / classes) * v + v.sum(-1, keepdim=True) / classes**2
+    v = v + torch.finfo(v.dtype).eps * (1 + v.mean(-1, keepdim=True))  # equal variances in the limit of none
+    excess = (v.mean(-1, keepdim=True) / math.sqrt(classes / 2)).clamp(min=1)
+    m = (mean - mean.mean(-1, keepdim=True)) / excess.sqrt()
+    log_alpha = m + torch.logsumexp(-m, -1, keepdim=True) - 2 * math.log(classes)
+    if classes > 2:
+        log_alpha = torch.logaddexp(log_alpha, torch.full_like(log_alpha, math.log(1 - 2 / classes)))
+    return (log_alpha - v.log()).log_softmax(-1)
+
+
+def categorical(logits: Tensor) -> Categorical:
+    """`Categorical(logits=logits)`, also for an empty batch (on which the check of its own arguments fails)."""
+    return Categorical(logits=logits, validate_args=None if logits.numel() else False)
+
+
+LINKS: dict[str, Link] = {"probit": probit, "mean_field": mean_field, "monte_carlo": monte_carlo, "bridge": bridge}
+
+
+def _is_covariance(mean: Tensor, spread: Tensor) -> bool:
+    if spread.dim() - mean.dim() not in (0, 1) or spread.shape[-1] != mean.shape[-1]:
+        raise InputError(
+            f"the mean has shape {tuple(mean.shape)} and the spread {tuple(spread.shape)}: give variances of the same "
+            "shape, or covariances with one more dimension of that size"
+        )
+    return spread.dim() > mean.dim()
+
+
+def _variance(mean: Tensor, spread: Tensor) -> Tensor:
+    return spread.diagonal(dim1=-2, dim2=-1) if _is_covariance(mean, spread) else spread
+
+
+@torch.compiler.assume_constant_result
+def _draws(samples: int, classes: int, seed: int) -> Tensor:
+    return torch.from_numpy(_standard_normals(samples, classes, seed))
+
+
+@functools.lru_cache(maxsize=8)
+def _standard_normals(samples: int, classes: int, seed: int) -> np.ndarray:
+    """Standard normal draws and their negatives: `[2 ⌈samples/2⌉, classes]`."""
+    pairs, rng = (samples + 1) // 2, np.random.default_rng(seed)
+    if classes > qmc.Sobol.MAXDIM:
+        half = rng.standard_normal((pairs, classes))
+    else:
+        # a whole power of two, of which the first `pairs` are used: the sequence is balanced only then
+        uniform = qmc.Sobol(classes, rng=rng).random_base2(math.ceil(math.log2(pairs)))[:pairs]
+        half = ndtri(uniform.clip(1e-12, 1 - 1e-12))
+    return np.concatenate([half, -half])

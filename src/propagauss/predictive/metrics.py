@@ -1,0 +1,123 @@
+"""How good predictions are: a few pure functions.
+
+Class probabilities come as a `Categorical` or as a tensor `[..., classes]`; labels are class indices `[...]`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution
+
+from propagauss.errors import InputError
+from propagauss.inputs import check_labels, check_targets
+from propagauss.predictive.calibration import pick
+
+
+def nlpd(predictive: Distribution | Tensor, target: Tensor) -> float:
+    """`mean -log p(y)`: negative log predictive density, or log-loss for classes.
+
+    Args:
+        predictive: a `Categorical` or log-probabilities `[..., classes]`, with labels as `target`; or any distribution
+            over real numbers with targets, averaged over everything that it treats as separate (`Normal`: each output).
+    """
+    log_probs = predictive.logits if isinstance(predictive, Categorical) else predictive
+    if isinstance(log_probs, Tensor):
+        _check_some(log_probs)
+        total = log_probs.detach().double().logsumexp(-1)
+        if not (total.abs() < 1e-2).all():
+            raise InputError(
+                "nlpd takes log-probabilities or a distribution: use logits.log_softmax(-1) or probs.log()"
+            )
+        return pick(log_probs, _labels(target, log_probs)).double().mean().item()
+    assert isinstance(predictive, Distribution)
+    shape = predictive.batch_shape + predictive.event_shape
+    target = check_targets(target, shape)
+    _check_some(target)
+    return -predictive.log_prob(target).double().mean().item()
+
+
+def rmse(predictive: Distribution | Tensor, target: Tensor) -> float:
+    """`√ mean (E[y] - y)²`, over all points and outputs; `predictive` is a distribution or its means."""
+    mean = predictive.mean if isinstance(predictive, Distribution) else predictive
+    _check_some(mean)
+    return (mean - check_targets(target, mean.shape)).double().square().mean().sqrt().item()
+
+
+def accuracy(predictive: Categorical | Tensor, labels: Tensor) -> float:
+    """Share of points whose most probable class is the label; a tensor may hold any scores."""
+    scores = predictive.logits if isinstance(predictive, Categorical) else predictive
+    _check_some(scores)
+    return (scores.argmax(-1) == _labels(labels, scores)).double().mean().item()
+
+
+def ece(predictive: Categorical | Tensor, labels: Tensor, bins: int = 15) -> float:
+    """`Σ_b |B_b|/N |accuracy(B_b) - confidence(B_b)|`: expected calibration error of the most probable class.
+
+    `B_b` are the points whose confidence falls in the b-th of `bins` equal parts of [0, 1]. A biased estimate: with few
+    points per bin it is well above zero for calibrated predictions too.
+    """
+    if bins < 1:
+        raise InputError(f"bins is {bins}; it must be at least 1")
+    probs = _probs(predictive)
+    confidence, top = probs.max(-1)
+    gap = (top == _labels(labels, probs)).double() - confidence
+    index = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (lower, upper]
+    sums = gap.new_zeros(bins).index_add_(0, index.flatten(), gap.flatten())
+    return (sums.abs().sum() / gap.numel()).item()
+
+
+def brier(predictive: Categorical | Tensor, labels: Tensor) -> float:
+    """`mean Σ_c (p_c - [y = c])²`, between 0 and 2."""
+    probs = _probs(predictive)
+    truth = torch.zeros_like(probs).scatter_(-1, _labels(labels, probs).unsqueeze(-1), 1.0)
+    return (probs - truth).square().sum(-1).mean().item()
+
+
+def auroc(scores: Tensor, is_positive: Tensor) -> float:
+    """`P(score⁺ > score⁻) + ½ P(score⁺ = score⁻)`: area under the ROC curve, for out-of-distribution detection.
+
+    Args:
+        scores: higher means more likely positive, such as the predictive entropy. `[N]`
+        is_positive: boolean, or 0 and 1. `[N]`
+    """
+    _check_some(scores)
+    if scores.shape != is_positive.shape or scores.dim() != 1:
+        raise InputError(f"both must have shape [N], got {tuple(scores.shape)} and {tuple(is_positive.shape)}")
+    if scores.isnan().any():
+        raise InputError("scores have NaN values, which cannot be ranked")
+    positive = is_positive.bool()
+    if not (positive == is_positive).all():
+        raise InputError("is_positive must be boolean, or hold 0 and 1 only")
+    count = int(positive.sum())
+    if count in (0, len(positive)):
+        raise InputError("AUROC needs positive and negative points, but all are of one kind")
+    _, group, sizes = scores.unique(return_inverse=True, return_counts=True)
+    last = sizes.cumsum(0).double()
+    ranks = (last - (sizes - 1) / 2)[group]  # equal scores share the middle of their ranks
+    wins = ranks[positive].sum().item() - count * (count + 1) / 2
+    return wins / (count * (len(positive) - count))
+
+
+def predictive_entropy(predictive: Categorical | Tensor) -> Tensor:
+    """`-Σ_c p_c log p_c` of each prediction, in nats: `[..., classes] -> [...]`"""
+    probs = _probs(predictive)
+    return -torch.xlogy(probs, probs).sum(-1)
+
+
+def _probs(predictive: Categorical | Tensor) -> Tensor:
+    """Checked class probabilities, in double precision."""
+    probs = (predictive.probs if isinstance(predictive, Categorical) else predictive).detach().double()
+    _check_some(probs)
+    if not ((probs >= 0).all() and ((probs.sum(-1) - 1).abs() < 1e-2).all()):
+        raise InputError("class probabilities must be non-negative and sum to one: use logits.softmax(-1)")
+    return probs
+
+
+def _labels(labels: Tensor, predictions: Tensor) -> Tensor:
+    return check_labels(labels, predictions.shape[:-1], predictions.shape[-1]).to(predictions.device)
+
+
+def _check_some(values: Tensor) -> None:
+    if values.numel() == 0:
+        raise InputError("there are no predictions to score: the input is empty")

@@ -1,0 +1,1 @@
+"""Functions of single entries: activations, arithmetic, comparisons; linearised, or by their moments."""

@@ -1,0 +1,300 @@
+"""Ops that move, copy, pick or add up entries: linear, so exact.
+
+Moving entries moves their variances the same way. Sums need squared coefficients: `Var[Σ x_i] = Σ v_i` and
+`Var[mean] = Σ v_i / n²` for a diagonal covariance; the full structure pushes both sides of the covariance through.
+Copies made by `expand` or `repeat` are the same random number; only the full structure remembers that.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from propagauss.gaussian import Gaussian, mean_of
+from propagauss.rules.elementwise.arithmetic import independent_sum
+from propagauss.rules.entries.fixed import certain
+from propagauss.rules.registry import MEAN_ONLY, Signature, rule
+
+aten = torch.ops.aten
+
+MOVES = [
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.flatten.using_ints,
+    aten.unflatten.int,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.t.default,
+    aten.numpy_T.default,
+    aten.mT.default,
+    aten.movedim.int,
+    aten.movedim.intlist,
+    aten.moveaxis.int,
+    aten.moveaxis.intlist,
+    aten.swapaxes.default,
+    aten.swapdims.default,
+    aten.adjoint.default,
+    aten.mH.default,
+    aten.matrix_H.default,
+    aten.ravel.default,
+    aten.atleast_1d.default,
+    aten.atleast_2d.default,
+    aten.atleast_3d.default,
+    aten.slice.Tensor,
+    aten.narrow.default,
+    aten.select.int,
+    aten.index_select.default,
+    aten.index.Tensor,
+    aten.gather.default,
+    aten.expand.default,
+    aten.expand_as.default,
+    aten.view_as.default,
+    aten.reshape_as.default,
+    aten.broadcast_to.default,
+    aten.repeat.default,
+    aten.repeat_interleave.self_int,
+    aten.repeat_interleave.self_Tensor,
+    aten.tile.default,
+    aten.flip.default,
+    aten.fliplr.default,
+    aten.flipud.default,
+    aten.rot90.default,
+    aten.roll.default,
+    aten.unfold.default,
+    aten.take.default,
+    aten.take_along_dim.default,
+    aten.diagonal.default,
+    aten.linalg_diagonal.default,
+    aten.diag.default,
+    aten.diagflat.default,
+    aten.diag_embed.default,
+    aten.tril.default,
+    aten.triu.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.dropout.default,
+    aten.feature_dropout.default,
+    aten.alpha_dropout.default,
+    aten.feature_alpha_dropout.default,
+    aten.lift_fresh_copy.default,
+]
+
+SPLITS = [
+    aten.split.Tensor,
+    aten.split.sizes,
+    aten.split_with_sizes.default,
+    aten.chunk.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+    aten.unsafe_chunk.default,
+    aten.tensor_split.sections,
+    aten.tensor_split.indices,
+    aten.hsplit.int,
+    aten.hsplit.array,
+    aten.vsplit.int,
+    aten.vsplit.array,
+    aten.dsplit.int,
+    aten.dsplit.array,
+    aten.unbind.int,
+]
+
+
+def as_complex(x: Tensor) -> Tensor:
+    """Pairs of numbers as complex ones, whatever their layout in memory."""
+    return torch.view_as_complex(x.contiguous())
+
+
+# what to use where an op insists on strides that a stacked covariance does not have
+STRIDE_FREE = {
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,
+    aten.view_as.default: aten.reshape_as.default,
+    aten.view_as_complex.default: as_complex,
+}
+# under a batch of covariance rows these must not see, or change, the memory layout
+_IDENTITY = {aten.contiguous.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default}
+
+
+def _named(function: Callable[..., Any], op: Any) -> Callable[..., Any]:
+    """Generated code shows the op's name rather than that of the closure."""
+    function.__name__ = str(op).replace("aten.", "").replace(".", "_")
+    return function
+
+
+def _move(op: Any) -> Callable[..., Gaussian]:
+    inner: Any = STRIDE_FREE.get(op, op)
+
+    def move(x: Gaussian, *given: Any, **settings: Any) -> Gaussian:
+        if op in _IDENTITY:
+            return x
+        args, kwargs = [mean_of(a) for a in given], {name: mean_of(a) for name, a in settings.items()}
+        return x.mapped(inner(x.mean, *args, **kwargs), lambda t: inner(t, *args, **kwargs))
+
+    return _named(move, op)
+
+
+def _split(op: Any) -> Callable[..., tuple[Gaussian, ...]]:
+    def split(x: Gaussian, *args: Any, **kwargs: Any) -> tuple[Gaussian, ...]:
+        if not x.is_full:
+            spreads = op(x.variance, *args, **kwargs)
+            return tuple(Gaussian.diagonal(m, v) for m, v in zip(op(x.mean, *args, **kwargs), spreads, strict=True))
+        return tuple(
+            x.mapped(m, lambda t, i=i: op(t, *args, **kwargs)[i]) for i, m in enumerate(op(x.mean, *args, **kwargs))
+        )
+
+    return _named(split, op)
+
+
+for _op in MOVES:
+    rule(_op, note="exact")(_move(_op))
+for _op in SPLITS:
+    rule(_op, note="exact")(_split(_op))
+
+
+@rule(operator.getitem, note="exact")
+def getitem(x: Any, index: Any) -> Any:
+    return x[index]
+
+
+JOINS = [
+    aten.cat.default,
+    aten.concat.default,
+    aten.concatenate.default,
+    aten.stack.default,
+    aten.hstack.default,
+    aten.vstack.default,
+    aten.row_stack.default,
+    aten.dstack.default,
+    aten.column_stack.default,
+    aten.block_diag.default,
+]
+
+
+def _columns(tensors: list[Tensor]) -> Tensor:
+    """`column_stack`, which cannot be run on many covariance rows."""
+    return torch.cat([t.reshape(t.numel(), 1) if t.dim() < 2 else t for t in tensors], 1)
+
+
+def _joining(op: Any) -> Callable[..., Gaussian]:
+    inner: Any = _columns if op is aten.column_stack.default else op
+
+    def join(tensors: Sequence[Gaussian | Tensor], *args: Any, **kwargs: Any) -> Gaussian:
+        return _join(lambda each: inner(each, *args, **kwargs), tensors)
+
+    return _named(join, op)
+
+
+for _op in JOINS:
+    rule(_op, note="parts taken as independent")(_joining(_op))
+
+
+def _join(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Gaussian | Tensor]) -> Gaussian:
+    means = [p.mean if isinstance(p, Gaussian) else p for p in parts]
+    mean = join(means)
+    full = any(isinstance(p, Gaussian) and p.is_full for p in parts)
+    if not full:
+        spreads = [p.variance if isinstance(p, Gaussian) else torch.zeros_like(p) for p in parts]
+        return Gaussian.diagonal(mean, join(spreads))
+    zeros = [torch.zeros_like(m) for m in means]
+    placed = []
+    for i, part in enumerate(parts):
+        if isinstance(part, Gaussian):
+            placed.append(part.mapped(mean, lambda t, i=i: join([*zeros[:i], t, *zeros[i + 1 :]])))
+    return independent_sum(mean, placed)
+
+
+def _each(op: Any) -> Callable[..., tuple[Gaussian, ...]]:
+    """For an op with one result per tensor, which depends on that tensor only."""
+
+    def each(tensors: Sequence[Gaussian | Tensor], **kwargs: Any) -> tuple[Gaussian, ...]:
+        values = [mean_of(t) for t in tensors]
+        like = next(t for t in tensors if isinstance(t, Gaussian))
+
+        def copies(i: int, t: Tensor) -> Tensor:
+            return op([*values[:i], t, *values[i + 1 :]], **kwargs)[i]
+
+        return tuple(
+            x.mapped(m, lambda t, i=i: copies(i, t)) if isinstance(x, Gaussian) else certain(m, like)
+            for i, (x, m) in enumerate(zip(tensors, op(values, **kwargs), strict=True))
+        )
+
+    return _named(each, op)
+
+
+for _op in (aten.broadcast_tensors.default, aten.meshgrid.default, aten.meshgrid.indexing):
+    rule(_op, note="exact")(_each(_op))
+
+
+# sums have no coefficient but 1, which is its own square
+for _op in (aten.sum.default, aten.sum.dim_IntList, aten.trace.default):
+    rule(_op, note="exact")(_move(_op))
+rule(aten.cumsum.default, note="exact sums, taken as independent of one another")(_move(aten.cumsum.default))
+
+
+def _average(op: Any) -> Callable[..., Gaussian]:
+    signature = Signature(op)
+
+    def average(x: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
+        """`Var[Σ x_i / n] = Σ v_i / n²`"""
+        dim = signature.named((x, *args), kwargs).get("dim")
+        dims = range(len(x.shape)) if dim is None or dim == [] else dim
+        count = torch.Size(x.shape[d] for d in dims).numel()
+        return x.mapped(
+            op(x.mean, *args, **kwargs), lambda t: op(t, *args, **kwargs), lambda v: op(v, *args, **kwargs) / count
+        )
+
+    return _named(average, op)
+
+
+for _op in (aten.mean.default, aten.mean.dim):
+    rule(_op, note="exact")(_average(_op))
+
+
+@rule(aten.constant_pad_nd.default, note="exact")
+def constant_pad(x: Gaussian, pad: list[int], value: float = 0) -> Gaussian:
+    return x.mapped(aten.constant_pad_nd(x.mean, pad, value), lambda t: aten.constant_pad_nd(t, pad, 0))
+
+
+@rule(aten.pad.default, note="exact")
+def pad(x: Gaussian, sizes: list[int], mode: str = "constant", value: float | None = None) -> Gaussian:
+    return x.mapped(aten.pad(x.mean, sizes, mode, value), lambda t: aten.pad(t, sizes, mode, None))
+
+
+def _cast(op: Any) -> Callable[..., Gaussian]:
+    def cast(x: Gaussian, *given: Any, **settings: Any) -> Gaussian:
+        args, kwargs = [mean_of(a) for a in given], {name: mean_of(a) for name, a in settings.items()}
+        return x.to(dtype=op(x.mean.new_empty(0), *args, **kwargs).dtype)
+
+    return _named(cast, op)
+
+
+for _op in (
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.to.device,
+    aten.to.other,
+    aten._to_copy.default,
+    aten.type_as.default,
+):
+    rule(_op, note="exact")(_cast(_op))
+
+# the other argument gives a shape or a type, nothing else
+for _op in (aten.expand_as, aten.view_as, aten.reshape_as, aten.type_as):
+    MEAN_ONLY[_op.default] = (1,)
+MEAN_ONLY[aten.to.other] = (1,)
+
+
+@rule(aten.embedding.default, note="exact")
+def embedding(weight: Gaussian, indices: Tensor, *args: Any, **kwargs: Any) -> Gaussian:
+    return weight.mapped(aten.embedding(weight.mean, indices), lambda t: aten.embedding(t, indices))

@@ -1,0 +1,1 @@
+"""Windows that move over positions: convolution, pooling, sampling of grids."""

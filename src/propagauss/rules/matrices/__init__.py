@@ -1,0 +1,1 @@
+"""Sums of products: linear layers, matrix products, contractions, attention, distances."""

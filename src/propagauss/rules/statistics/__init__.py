@@ -1,0 +1,1 @@
+"""Sums, norms and normalisation over some dimensions."""

@@ -1,0 +1,93 @@
+"""Whether an exported model can be streamlined at all: evaluation mode, and inputs of the right kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from propagauss.errors import InputError
+from propagauss.nodes import argument, module_path, op_name
+
+aten = torch.ops.aten
+
+_TRAINING_FLAG = {
+    "aten::dropout": (2, "train"),
+    "aten::feature_dropout": (2, "train"),
+    "aten::alpha_dropout": (2, "train"),
+    "aten::feature_alpha_dropout": (2, "train"),
+    "aten::batch_norm": (5, "training"),
+    "aten::rrelu": (3, "training"),
+}
+_RECURRENT = {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
+
+
+_TRAINING_OPS = {
+    "aten::_native_batch_norm_legit",
+    "aten::_native_batch_norm_legit_functional",
+    "aten::native_dropout",
+    "aten::rrelu_with_noise",
+}
+_NO_STATISTICS = {aten._native_batch_norm_legit.no_stats}
+
+
+def refuse_training(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        name = node.target._schema.name
+        active = _is_training(node, name)
+        no_statistics = "batch_norm" in name and active and argument(node, 3, "running_mean") is None
+        if no_statistics or node.target in _NO_STATISTICS:
+            raise InputError(
+                f"{op_name(node.target)} at '{module_path(node)}' has no running statistics and normalises by those of "
+                "the batch, so its samples are not independent: train with track_running_stats=True"
+            )
+        if active or name in _TRAINING_OPS:
+            raise InputError(
+                f"{op_name(node.target)} at '{module_path(node)}' is in training mode, where the output is random or "
+                "changes the model: call model.eval() first"
+            )
+
+
+def _is_training(node: fx.Node, name: str) -> bool:
+    """Whether an op is told to be random, or to use the statistics of the batch."""
+    if name in _RECURRENT:  # dropout between layers
+        return (
+            argument(node, 4, "num_layers") != 1
+            and bool(argument(node, 6, "train"))
+            and _positive(argument(node, 5, "dropout"))
+        )
+    if name not in _TRAINING_FLAG:
+        return False
+    position, flag = _TRAINING_FLAG[name]
+    return bool(argument(node, position, flag)) and ("dropout" not in name or _positive(argument(node, 1, "p")))
+
+
+def _positive(p: Any) -> bool:
+    return not isinstance(p, (int, float)) or p > 0
+
+
+def check_dtypes(model: nn.Module, leaves: list[Any]) -> None:
+    """Tracing does not notice when the input and the weights have different precisions."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and len(kinds) == 1 and leaf.dtype not in kinds:
+            raise InputError(
+                f"input {i} of the example is {leaf.dtype}, the model {kinds.pop()}: convert one with .to()"
+            )
+
+
+def check_integers(graph: fx.Graph) -> None:
+    """Tracing does not notice either when integers go where weights are multiplied."""
+    for node in graph.nodes:
+        if node.target in (aten.linear.default, aten.addmm.default, aten.conv2d.default):
+            at, name = (1, "mat1") if node.target == aten.addmm.default else (0, "input")
+            x: Any = argument(node, at, name)
+            value = x.meta.get("val") if isinstance(x, fx.Node) else x
+            if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
+                raise InputError(
+                    f"the example is {value.dtype} where {op_name(node.target)} at '{module_path(node)}' "
+                    "multiplies it with weights: convert it to the dtype of the model"
+                )

@@ -1,0 +1,194 @@
+"""nn.Module -> a functional ATen graph, with the names of its parameters and the paths of its modules.
+
+Exported without decompositions, so that `linear`, `gelu`, `layer_norm` stay whole: the level at which rules are stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from propagauss.errors import InputError
+from propagauss.gaussian import Gaussian
+from propagauss.inputs import as_call
+from propagauss.nodes import mend_readers, reached, remember_origins
+from propagauss.passes.recognise import recognise
+from propagauss.tracing.checks import check_dtypes, check_integers, refuse_training
+from propagauss.tracing.exporting import Wanted, export, export_second_open, is_batched
+from propagauss.tracing.fixed_masks import fix_masks
+from propagauss.tracing.functional import functional
+from propagauss.tracing.inline import inline
+from propagauss.tracing.recurrent import RECURRENT_OPS
+from propagauss.tracing.tidy import tidied
+from propagauss.tracing.weight_norms import rows_normalised
+
+
+@dataclass
+class Traced:
+    """A model as a graph. `inputs` are the flat user inputs, in order; literal inputs (None, numbers) have no node."""
+
+    graph: fx.Graph
+    constants: dict[str, Tensor]  # placeholder name -> parameter, buffer or tensor constant
+    parameters: dict[str, str]  # placeholder name -> name in named_parameters()
+    inputs: list[fx.Node | None]
+    outputs: list[Any]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    uncertain_inputs: list[bool]
+    example: list[Any]  # flat, plain values
+    batch: int
+    batch_symbols: set[Any] = field(default_factory=set)
+
+    @property
+    def batch_is_dynamic(self) -> bool:
+        return bool(self.batch_symbols)
+
+
+def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+    """Leaves of a call; a Gaussian is one leaf."""
+    # the order in which a caller names them does not matter; torch.compile can sort names, but not pairs
+    kwargs = {name: kwargs[name] for name in sorted(kwargs)}
+    return pytree.tree_flatten((args, kwargs), is_leaf=lambda x: isinstance(x, Gaussian))
+
+
+def trace(
+    model: nn.Module,
+    example: Any,
+    output: str | None = None,
+    open_sequence: bool = False,
+    random: Collection[str] | None = None,
+) -> Traced:
+    """Export `model` as called on `example`, with the batch (first dimension of the inputs) left open if it can be.
+
+    With `open_sequence` so is the second dimension of token indices and of sequences of vectors. `random` are the names
+    of the parameters that are random (None: any may be); recurrent layers that nothing random reaches stay whole.
+    """
+    leaves, spec = flatten(*as_call(example))
+    wrapped = Wanted(model, spec, output)
+    uncertain = [isinstance(leaf, Gaussian) for leaf in leaves]
+    plain = [leaf.mean if isinstance(leaf, Gaussian) else leaf for leaf in leaves]
+    batch = _batch_size(plain)
+    check_dtypes(model, plain)
+    widened = [_widen(x) if batch == 1 and is_batched(x, 1) else x for x in plain]
+    size = max(batch, 2)
+    program, symbols = export(wrapped, widened, size, plain, open_sequence)
+    wrapped.unroll = _uncertain_recurrences(program, wrapped, uncertain, random)
+    if wrapped.unroll:
+        program, symbols = export(wrapped, widened, size, plain, False)
+        second = None if symbols else export_second_open(wrapped, plain)
+        if second is not None and second[1]:
+            program, symbols = second
+            widened, size = plain, next(x.shape[1] for x in plain if isinstance(x, Tensor) and x.dim() == 3)
+
+    mend_readers(program.graph)
+    inline(program)
+    rows_normalised(program, reached(program.graph, _user_inputs(program)))
+    program = tidied(functional(program))
+    graph = program.graph
+    constants, parameters = _constants(program, wrapped)
+    fix_masks(graph, constants)
+    refuse_training(graph)
+    inputs = _inputs(program)
+    recognise(graph, reached(graph, [n for n in inputs if n is not None]))
+    check_integers(graph)
+    remember_origins(graph)
+    results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
+    user_outputs = [
+        value
+        for value, entry in zip(results, program.graph_signature.output_specs, strict=True)
+        if entry.kind == OutputKind.USER_OUTPUT
+    ]
+    out_spec = program.call_spec.out_spec
+    assert out_spec is not None
+    return Traced(
+        graph=graph,
+        constants=constants,
+        parameters=parameters,
+        inputs=inputs,
+        outputs=user_outputs,
+        in_spec=spec,
+        out_spec=out_spec,
+        uncertain_inputs=uncertain,
+        example=widened if symbols else plain,
+        batch=size if symbols else batch,
+        batch_symbols=symbols,
+    )
+
+
+def _user_inputs(program: ExportedProgram) -> list[fx.Node]:
+    return [n for n in _inputs(program) if n is not None]
+
+
+def _inputs(program: ExportedProgram) -> list[fx.Node | None]:
+    """The placeholders of the user's inputs, in order; literals have none."""
+    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    entries = [e for e in program.graph_signature.input_specs if e.kind == InputKind.USER_INPUT]
+    return [None if isinstance(e.arg, ConstantArgument) else placeholders[e.arg.name] for e in entries]
+
+
+def _constants(program: ExportedProgram, model: Wanted) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """By placeholder: the values of parameters, buffers and constants, and the names of parameters."""
+    canonical = {id(p): name for name, p in model.named_parameters()}
+    constants: dict[str, Tensor] = {}
+    parameters: dict[str, str] = {}
+    for entry in program.graph_signature.input_specs:
+        if entry.kind == InputKind.USER_INPUT:
+            continue
+        target = str(entry.target)
+        constants[entry.arg.name] = _lookup(model, program, target)
+        if entry.kind == InputKind.PARAMETER:
+            # a tied parameter arrives under its last name; named_parameters() knows it by its first
+            name = canonical.get(id(_attribute(model, target)), target)
+            parameters[entry.arg.name] = name.removeprefix("model.")
+    return constants, parameters
+
+
+def _uncertain_recurrences(
+    program: ExportedProgram, model: Wanted, uncertain: list[bool], random: Collection[str] | None
+) -> frozenset[int]:
+    """Which recurrent calls, by their number, have a random parameter or an uncertain value before them."""
+    graph = program.graph
+    calls = [n for n in graph.nodes if n.target in RECURRENT_OPS]
+    if not calls:
+        return frozenset()
+    parameters = _constants(program, model)[1]
+    sources = [n for n in graph.nodes if n.name in parameters and (random is None or parameters[n.name] in random)]
+    sources += [n for n, u in zip(_inputs(program), uncertain, strict=True) if n is not None and u]
+    found = reached(graph, sources)
+    return frozenset(i for i, node in enumerate(calls) if node in found)
+
+
+def _batch_size(leaves: list[Any]) -> int:
+    sizes = [x.shape[0] for x in leaves if isinstance(x, Tensor) and x.dim() > 0]
+    if not sizes:
+        raise InputError("the example holds no tensor with a batch dimension")
+    if 0 in sizes:
+        raise InputError("the example is empty: give at least one sample")
+    return sizes[0]
+
+
+def _widen(leaf: Tensor) -> Tensor:
+    """Two copies of a single sample: a batch of one would be traced as a fixed size."""
+    return torch.cat([leaf, leaf])
+
+
+def _lookup(model: nn.Module, program: ExportedProgram, target: str) -> Tensor:
+    if target in program.state_dict:
+        return program.state_dict[target].detach()
+    if target in program.constants:
+        return program.constants[target].detach()  # type: ignore[union-attr]
+    return _attribute(model, target).detach()
+
+
+def _attribute(model: nn.Module, target: str) -> Any:
+    value: Any = model
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
