@@ -52,8 +52,8 @@ def literal(
         program = torch.export.export(model, inputs, strict=False)
         if any(getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in program.graph.nodes):
             program = program.run_decompositions({})
-        if any(n.target in RECURRENT | CELLS for n in program.graph.nodes):
-            steps = get_decompositions(list(RECURRENT)) | {op: op.decompose for op in CELLS}
+        if any(n.target in RECURRENT or n.target in CELLS for n in program.graph.nodes):
+            steps = get_decompositions(list(RECURRENT)) | CELLS
             program = program.run_decompositions(steps)
     sizes = {n: p.numel() for n, p in model.named_parameters() if n in names}
     starts, at = {}, 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional as F
 
 aten = torch.ops.aten
 
@@ -30,7 +31,24 @@ LAYERS = {  # ops that read the weight and bias of a layer together
     *(getattr(aten, f"conv_transpose{n}").input for n in ("2d", "3d")),
 }
 RECURRENT = {aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input}
-CELLS = {aten.lstm_cell.default, aten.gru_cell.default}  # the steps themselves, as single ops
+
+
+def _lstm_cell(x: Tensor, state: list[Tensor], w: Tensor, u: Tensor, b: Any = None, d: Any = None) -> Any:
+    """`c' = σ(f) c + σ(i) tanh(g)`, `h' = σ(o) tanh(c')`"""
+    i, f, g, o = (F.linear(x, w, b) + F.linear(state[0], u, d)).chunk(4, -1)
+    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _gru_cell(x: Tensor, h: Tensor, w: Tensor, u: Tensor, b: Any = None, d: Any = None) -> Tensor:
+    """`h' = (1 - z) tanh(n + r n_h) + z h`"""
+    (r, z, n), (hr, hz, hn) = F.linear(x, w, b).chunk(3, -1), F.linear(h, u, d).chunk(3, -1)
+    z, n = (z + hz).sigmoid(), (n + (r + hr).sigmoid() * hn).tanh()
+    return (1 - z) * n + z * h
+
+
+CELLS = {aten.lstm_cell.default: _lstm_cell, aten.gru_cell.default: _gru_cell}  # single steps, and what they are
+
 TRANSPOSES = {aten.t.default, aten.numpy_T.default, aten.mT.default, aten.transpose.int, aten.permute.default}
 DIFFERENTIABLE = {aten.copy.default: lambda old, new, *_: new.expand_as(old).to(old.dtype)}  # what has no derivative
 NORMS = {aten.layer_norm.default, aten.rms_norm.default, aten.group_norm.default, aten.instance_norm.default}
