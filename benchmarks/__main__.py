@@ -59,7 +59,7 @@ def _measure(chosen: list[tuple[Case, list[Method]]], quick: bool, path: Path | 
     config, machine = environment(settings, quick)
     print(f"{machine['cpu']}, one thread; " + ", ".join(f"{n} {v}" for n, v in machine["packages"].items()))
     if machine["load"] is not None and machine["load"] > 0.5:
-        print(f"The machine is busy (load {machine['load']} on {os.cpu_count()} cores): expect wide spreads.")
+        print(f"The machine is busy (load {machine['load']} on {os.cpu_count()} cores): expect wide ranges.")
     print("Ratios to the plain forward in the same round; see docs/benchmarks.md.\n", flush=True)
     found = Report({}, [], [], config, machine)
     with torch.no_grad():

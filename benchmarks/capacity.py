@@ -6,12 +6,12 @@ from typing import Any
 
 from benchmarks import mlp, transformers, workers
 from benchmarks.case import PLAIN
+from benchmarks.low_rank import TOLERANCE
 from benchmarks.report import markdown_table, number, size, times
 from benchmarks.results import Report, Row
-from benchmarks.thin import TOLERANCE
 
 MILLION = 1_000_000
-THIN = f"variance_tolerance={TOLERANCE}"
+LOW_RANK = f"variance_tolerance={TOLERANCE}"
 VALUES = "values of the last two blocks, head"
 # case, samples in a batch, and the methods to show
 COSTS: list[tuple[str, int, tuple[str, ...]]] = [
@@ -22,7 +22,7 @@ COSTS: list[tuple[str, int, tuple[str, ...]]] = [
             (
                 PLAIN,
                 "streamlined",
-                f"streamlined, {THIN}",
+                f"streamlined, {LOW_RANK}",
                 mlp.SUQ,
                 mlp.GLM,
                 "our GLM baseline",
@@ -33,7 +33,7 @@ COSTS: list[tuple[str, int, tuple[str, ...]]] = [
         for batch in mlp.BATCHES
     ),
     *((f"onnx/mlp/{batch}", batch, (PLAIN, "streamlined")) for batch in mlp.BATCHES),
-    ("resnet/32", 32, (PLAIN, "every parameter", f"every parameter, {THIN}")),
+    ("resnet/32", 32, (PLAIN, "every parameter", f"every parameter, {LOW_RANK}")),
     (
         "transformers/vit",
         1,
@@ -43,7 +43,7 @@ COSTS: list[tuple[str, int, tuple[str, ...]]] = [
             f"{VALUES}: our GLM baseline",
             f"{VALUES}: our {transformers.SAMPLES} samples",
             transformers.ALL,
-            f"{transformers.ALL}, {THIN}",
+            f"{transformers.ALL}, {LOW_RANK}",
         ),
     ),
 ]

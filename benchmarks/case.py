@@ -71,6 +71,6 @@ class Case:
 
 def moments(output: Any) -> tuple[Tensor, Tensor]:
     """Mean and variances of what a method returned: a Gaussian, or a pair of mean and variance or covariance."""
-    mean, spread = (output.mean, output.variance) if isinstance(output, Gaussian) else output[:2]
-    mean, spread = torch.as_tensor(mean).detach(), torch.as_tensor(spread).detach()
-    return mean, spread.diagonal(dim1=-2, dim2=-1) if spread.dim() > mean.dim() else spread
+    mean, around = (output.mean, output.variance) if isinstance(output, Gaussian) else output[:2]
+    mean, around = torch.as_tensor(mean).detach(), torch.as_tensor(around).detach()
+    return mean, around.diagonal(dim1=-2, dim2=-1) if around.dim() > mean.dim() else around

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import propagauss as pg
 from benchmarks.case import Case, Method
-from benchmarks.thin import TOLERANCE, described, sd_error
+from benchmarks.low_rank import TOLERANCE, described, sd_error
 
 BATCH = 32
 PATIENCE = 3.0  # times the usual time

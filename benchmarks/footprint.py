@@ -29,16 +29,16 @@ from tqdm import tqdm
 import propagauss as pg
 from benchmarks import cnn, mlp, transformers
 from benchmarks.case import Predict
+from benchmarks.low_rank import TOLERANCE
 from benchmarks.memory import tensor_bytes
 from benchmarks.report import markdown_table, size
 from benchmarks.results import ROOT, store
-from benchmarks.thin import TOLERANCE
 
 # tensors of a MiB or more go back to the system when they are freed; otherwise the peak is as much the allocator's
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 HEADER = ("model", "predictor", "weights", "kept", "resident", "peak")
 PLAIN = "plain model"
-THIN = f"streamlined, variance_tolerance={TOLERANCE}"
+LOW_RANK = f"streamlined, variance_tolerance={TOLERANCE}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _resnet() -> Setting:
     predictors: dict[str, Callable[[], Predict]] = {
         PLAIN: cnn.model,
         "streamlined": cnn.exact,
-        THIN: lambda: cnn.streamlined(("*",), TOLERANCE),
+        LOW_RANK: lambda: cnn.streamlined(("*",), TOLERANCE),
     }
     return Setting(f"ResNet-18, batch {cnn.BATCH}", cnn.model, lambda: cnn.inputs(cnn.BATCH), predictors)
 
@@ -79,7 +79,7 @@ def _vit() -> Setting:
             "vit", transformers.VIT_VALUES
         ),
         "streamlined, all blocks": lambda: transformers.exact("vit"),
-        f"{THIN}, all blocks": lambda: transformers.streamlined("vit", transformers.VIT_ALL, tolerance=TOLERANCE),
+        f"{LOW_RANK}, all blocks": lambda: transformers.streamlined("vit", transformers.VIT_ALL, tolerance=TOLERANCE),
     }
     return Setting("ViT-base, 224 px, batch 1", lambda: transformers.model("vit"), transformers.image, predictors)
 

@@ -32,10 +32,10 @@ def diagonal(model: nn.Sequential, variances: dict[str, Tensor]) -> Predict:
     def predict(x: Tensor) -> tuple[Tensor, Tensor]:
         m = F.linear(x, w1, b1)
         v = F.linear(x * x, v1, vb1)
-        for w, b, spread, bias_spread, second_t in others:
+        for w, b, variance, bias_variance, second_t in others:
             v = v * (m > 0)
             m = m.relu()
-            v = torch.addmm(F.linear(m * m, spread, bias_spread), v, second_t)
+            v = torch.addmm(F.linear(m * m, variance, bias_variance), v, second_t)
             m = F.linear(m, w, b)
         return m, v
 

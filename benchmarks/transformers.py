@@ -11,7 +11,7 @@ from torch import nn
 
 import propagauss as pg
 from benchmarks.case import Case, Faster, Method, Predict, SkipMethod
-from benchmarks.thin import TOLERANCE, described, sd_error
+from benchmarks.low_rank import TOLERANCE, described, sd_error
 
 Name = Literal["vit", "gpt"]
 TOKENS = 128
@@ -24,7 +24,7 @@ VIT_MLPS = ["vit.layers.1[01].mlp*"]
 VIT_ALL = ["vit.layers*", *VIT_HEAD]
 GPT_MLPS = ["transformer.h.[89].mlp*", "transformer.h.1[01].mlp*"]
 GPT_ALL = ["transformer.h*", "score*"]
-THIN_LIMIT = 1.4  # with thin factors for the spreads, all blocks Bayesian
+LOW_RANK_LIMIT = 1.4  # with low-rank variances, all blocks Bayesian
 SAMPLES = 100
 ALL = "all blocks and the head"
 
@@ -103,13 +103,13 @@ def cases(batches: Iterable[int] | None = None) -> list[Case]:
         *_others(values),
         ours("MLPs of the last two blocks", VIT_MLPS, 1.3),
         Method(ALL, partial(exact, "vit")),
-        _thin("vit", THIN_LIMIT),
+        _low_rank("vit", LOW_RANK_LIMIT),
     ]
     by_gpt = [
         _ours("gpt", "head", ["score*"], None),
         _ours("gpt", "MLPs of the last four blocks", GPT_MLPS, 1.6),
         Method(ALL, partial(exact, "gpt")),
-        _thin("gpt", None),
+        _low_rank("gpt", None),
     ]
     vit_title = "Hugging Face ViT-base config, 224 px, batch 1; Bayesian:"
     gpt_title = f"Hugging Face GPT-2 base config with a classification head, {TOKENS} tokens, batch 1; Bayesian:"
@@ -130,7 +130,7 @@ def _ours(
     return Method(title, partial(streamlined, name, patterns, attention), limit=limit)
 
 
-def _thin(name: Name, limit: float | None) -> Method:
+def _low_rank(name: Name, limit: float | None) -> Method:
     patterns = VIT_ALL if name == "vit" else GPT_ALL
     return Method(
         f"{ALL}, variance_tolerance={TOLERANCE}",

@@ -18,6 +18,10 @@ from propagauss.errors import UnsupportedOpError
 
 aten = torch.ops.aten
 
+# keys of `node.meta` by which passes talk to each other
+AT_MEAN = "propagauss_at_mean"  # the op is evaluated on means, whatever is uncertain in it
+STEP = "propagauss_step"  # the line of the plan for a node of the streamlined graph
+
 # what first gave a size that only the data decide: environment of the trace -> symbol -> "op at 'module'"
 _ORIGINS: WeakKeyDictionary[Any, dict[Any, str]] = WeakKeyDictionary()
 

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from propagauss.nodes import hint
+from propagauss.nodes import AT_MEAN, hint
 from propagauss.passes.fusion import cut
-from propagauss.passes.recognise import AT_MEAN
 from propagauss.rules.entries.shape import MOVES, SPLITS
 from propagauss.rules.matrices.attention import linear_after_attention
 from propagauss.tracing.trace import Traced

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from propagauss.nodes import is_float, nodes_in, shape_of
-from propagauss.passes.recognise import AT_MEAN
+from propagauss.nodes import AT_MEAN, is_float, nodes_in, shape_of
 from propagauss.rules.registry import MEAN_ONLY
 
 aten = torch.ops.aten

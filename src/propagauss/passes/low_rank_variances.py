@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.network.plan import Step
 from propagauss.network.streamlined import Streamlined
+from propagauss.nodes import STEP
 from propagauss.rules.images.convolution import convolution_fixed_weight, convolution_independent
 from propagauss.rules.matrices.linear import linear_fixed_input, linear_fixed_weight, linear_random_input
 from propagauss.rules.matrices.low_rank import convolution_low_rank, factorise, linear_low_rank
@@ -261,7 +262,7 @@ def _buffer(body: fx.GraphModule, name: str, value: Tensor) -> fx.Node:
 
 
 def _described(step: Step, chosen: dict[fx.Node, Factors]) -> Step:
-    factors = next((f for node, f in chosen.items() if node.meta.get("step") is step), None)
+    factors = next((f for node, f in chosen.items() if node.meta.get(STEP) is step), None)
     if factors is None:
         return step
     note = f"{step.note}; spread of rank {factors.rank} ({factors.error:.1%} off)"

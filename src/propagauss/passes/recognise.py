@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from propagauss.nodes import argument, is_float, shape_of
+from propagauss.nodes import AT_MEAN, argument, is_float, shape_of
 from propagauss.rules.matrices.attention import written_out
 
 aten = torch.ops.aten
 
-AT_MEAN = "propagauss_at_mean"  # in node.meta: the op is evaluated on means, whatever is uncertain in it
 
 _SOFTMAX = {aten.softmax.int, aten._softmax.default}
 _PRODUCTS = {aten.matmul.default, aten.bmm.default, aten.baddbmm.default}

@@ -4,56 +4,71 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Set as AbstractSet
 
-from torch import fx
+from torch import Tensor, fx
 
 from propagauss.errors import UnsupportedOpError
-from propagauss.network.plan import Plan
-from propagauss.nodes import module_path, op_name
+from propagauss.network.plan import Plan, Step
+from propagauss.nodes import depends, hint, module_path, op_name
+from propagauss.passes.rewriting.new_graph import NewGraph
 from propagauss.posteriors.diagonal import DiagonalPosterior
 
-if TYPE_CHECKING:
-    from propagauss.passes.rewriting.rewrite import Rewriter
+BY_MEAN = "by mean"  # in place of a rule
+
+Notes = Sequence[tuple[fx.Node, Step]]  # what was done at each op, in order
 
 
-def plan_of(rewriter: Rewriter) -> Plan:
-    """Every op on an uncertain value, and what became of the random parameters."""
-    live = set(rewriter.graph.nodes)
-    steps = tuple(step for node, step in rewriter.steps if rewriter.env[node] in live)
-    rewritten = {rewriter.env[node] for node, _ in rewriter.steps}
-    own = [n for n in rewriter.env if n.op == "call_function" and n not in rewriter.random]
-    untouched = sum(rewriter.env[n] in live and rewriter.env[n] not in rewritten for n in own)
-    names = rewriter.traced.parameters
-    used = {names[n.name] for n in rewriter.random if n.name in names and n.users}
-    idle = {names[n.name] for n in _idle_parameters(rewriter)}
-    unused = sorted(rewriter.names - used)
+def plan_of(new: NewGraph, notes: Notes, left_out: AbstractSet[fx.Node]) -> Plan:
+    """Every op on an uncertain value, and what became of the random parameters.
+
+    `left_out` are parameters of the full structure that were too large to be followed to all their uses.
+    """
+    live = set(new.graph.nodes)
+    steps = tuple(step for node, step in notes if new.env[node] in live)
+    rewritten = {new.env[node] for node, _ in notes}
+    own = [n for n in new.env if n.op == "call_function" and n not in new.random]
+    untouched = sum(new.env[n] in live and new.env[n] not in rewritten for n in own)
+    names = new.traced.parameters
+    used = {names[n.name] for n in new.random if n.name in names and n.users}
+    idle = {names[n.name] for n in _idle_parameters(new)}
+    unused = sorted((set() if new.posterior is None else set(new.posterior.names)) - used)
     if unused:
         warnings.warn(f"the model never uses these parameters of the posterior: {', '.join(unused)}", stacklevel=5)
-    notes = []
+    remarks = []
     if idle:
-        notes.append(f"no effect, as attention takes queries and keys by their mean: {', '.join(sorted(idle))}")
-    apart = sorted(names[n.name] for n in _taken_apart(rewriter))
+        remarks.append(f"no effect, as attention takes queries and keys by their mean: {', '.join(sorted(idle))}")
+    apart = sorted(names[n.name] for n in (left_out if new.options.full else _used_apart(new)))
     if apart:
-        notes.append(f"used at several places, which count as independent: {', '.join(apart)}")
-    joint = [n for n in sorted(rewriter.alone) if not isinstance(rewriter.posterior, DiagonalPosterior)]
+        remarks.append(f"used at several places, which count as independent: {', '.join(apart)}")
+    joint = [n for n in sorted(new.alone) if not isinstance(new.posterior, DiagonalPosterior)]
     if joint:
-        notes.append(f"outside a layer, so by their variances alone, without covariances: {', '.join(joint)}")
-    return Plan(steps, untouched, tuple(sorted(used - idle)), tuple(notes))
+        remarks.append(f"outside a layer, so by their variances alone, without covariances: {', '.join(joint)}")
+    return Plan(steps, untouched, tuple(sorted(used - idle)), tuple(remarks))
 
 
-def _taken_apart(rewriter: Rewriter) -> set[fx.Node]:
-    """Random parameters that are used at several places, as if they were several parameters."""
-    if rewriter.options.full:
-        return rewriter.joint.left_out
-    leaves = [n for n in rewriter.random if n.name in rewriter.traced.parameters]
-    return {n for n in leaves if sum(user in rewriter.wanted for user in n.users) > 1}
+def _used_apart(new: NewGraph) -> set[fx.Node]:
+    """Random parameters that the diagonal structure uses at several places, as if they were several parameters."""
+    leaves = [n for n in new.random if n.name in new.traced.parameters]
+    return {n for n in leaves if sum(user in new.wanted for user in n.users) > 1}
 
 
-def _idle_parameters(rewriter: Rewriter) -> list[fx.Node]:
+def _idle_parameters(new: NewGraph) -> list[fx.Node]:
     """Random parameters whose variance reaches nothing."""
-    leaves = [n for n in rewriter.random if n.name in rewriter.traced.parameters and n.users]
-    return [n for n in leaves if not any(user in rewriter.wanted for user in n.users)]
+    leaves = [n for n in new.random if n.name in new.traced.parameters and n.users]
+    return [n for n in leaves if not any(user in new.wanted for user in n.users)]
+
+
+def step_of(new: NewGraph, node: fx.Node, rule: str, note: str) -> Step:
+    """The line of the plan for one op."""
+    value = node.meta.get("val")
+    shape: tuple[int | str, ...] = ()
+    if isinstance(value, Tensor):
+        shape = tuple("B" if depends(s, new.traced.batch_symbols) else hint(s) for s in value.shape)
+    elif isinstance(value, (tuple, list)):
+        shape = (f"{len(value)} parts",)
+    structure = "none" if rule == BY_MEAN else new.options.covariance
+    return Step(op_name(node.target), module_path(node), rule, structure, shape, note)
 
 
 def unsupported(found: Sequence[tuple[fx.Node, str]]) -> UnsupportedOpError:

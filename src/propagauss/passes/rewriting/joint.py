@@ -11,16 +11,14 @@ for a parameter that is used at several places, as long as it is small.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, fx, nn
 
 from propagauss.gaussian import Gaussian
+from propagauss.passes.rewriting.new_graph import NewGraph
 from propagauss.rules.derivatives.jacobian import Carry, Correlated
 from propagauss.rules.elementwise.activation import MomentMatched
-
-if TYPE_CHECKING:
-    from propagauss.passes.rewriting.rewrite import Rewriter
 
 SHARED_ENTRIES = 2048  # of a parameter whose uses at several places are followed; a larger one is left out
 
@@ -28,8 +26,8 @@ SHARED_ENTRIES = 2048  # of a parameter whose uses at several places are followe
 class Joint:
     """What uncertain values have in common, and the nodes that compute their covariances."""
 
-    def __init__(self, rewriter: Rewriter):
-        self.rewriter = rewriter
+    def __init__(self, new: NewGraph):
+        self.new = new
         self._origins: dict[fx.Node, frozenset[Any]] = {}
         self._order: dict[fx.Node, int] = {}
         self._between: dict[tuple[fx.Node, fx.Node], fx.Node | None] = {}
@@ -39,7 +37,7 @@ class Joint:
     def start(self, leaf: fx.Node) -> None:
         """A source of randomness: an input, or the parameters of a layer."""
         self._order[leaf] = len(self._order)
-        name = self.rewriter.traced.parameters.get(leaf.name)
+        name = self.new.traced.parameters.get(leaf.name)
         self._origins[leaf] = frozenset([leaf if name is None else _layer(name)])
 
     def link(self, node: fx.Node, random: list[fx.Node]) -> None:
@@ -49,11 +47,11 @@ class Joint:
 
     def with_covariances(self, node: fx.Node, independent: fx.Node) -> fx.Node:
         """The result of an op, given that for independent arguments."""
-        sources = self.rewriter.sources(node)
+        sources = self.new.sources(node)
         pairs = [(i, j) for j in range(len(sources)) for i in range(j)]
         found = {}
         for i, j in pairs:
-            if node in self.rewriter.built and all(self.rewriter.weight(sources[k]) is not None for k in (i, j)):
+            if node in self.new.built and all(self.new.weight(sources[k]) is not None for k in (i, j)):
                 continue  # the rule knows the covariance of a layer's own parameters
             matrix = self.covariance(sources[i], sources[j])
             if matrix is not None:
@@ -62,9 +60,9 @@ class Joint:
             return independent
         piece, extras = self._piece(node)
         batched = [self._is_batched(sources[i], sources[j]) for i, j in found]
-        inputs = (*found.values(), *map(self.rewriter.plain, sources), *map(self.rewriter.plain, extras))
+        inputs = (*found.values(), *map(self.new.plain, sources), *map(self.new.plain, extras))
         module = Correlated(piece, list(found), batched)
-        return self.rewriter.emit(f"{node.name}_joint", module, (independent, *inputs))
+        return self.new.emit(f"{node.name}_joint", module, (independent, *inputs))
 
     def covariance(self, p: fx.Node, q: fx.Node) -> fx.Node | None:
         """`Cov(p, q) [b, n_p, n_q]` as a node of the new graph; None if they are independent."""
@@ -72,7 +70,7 @@ class Joint:
             return None
         if self._order[p] < self._order[q]:
             transposed = self.covariance(q, p)
-            return None if transposed is None else self.rewriter.graph.call_function(_transposed, (transposed,))
+            return None if transposed is None else self.new.graph.call_function(_transposed, (transposed,))
         if (p, q) not in self._between:
             leaves = p.op == "placeholder" and q.op == "placeholder"
             found = self._own(p) if p is q else self._of_parameters(p, q) if leaves else self._carried(p, q)
@@ -81,8 +79,8 @@ class Joint:
 
     def _of_parameters(self, p: fx.Node, q: fx.Node) -> fx.Node | None:
         """Of two parameters of one module, or of one that the graph has under two names."""
-        first, second = (self.rewriter.traced.parameters[n.name] for n in (p, q))
-        posterior = self.rewriter.posterior
+        first, second = (self.new.traced.parameters[n.name] for n in (p, q))
+        posterior = self.new.posterior
         assert posterior is not None
         if first == second and p.meta["val"].numel() > SHARED_ENTRIES:
             self.left_out.add(p)
@@ -90,40 +88,40 @@ class Joint:
         block = posterior.covariance(first) if first == second else posterior.between(first, second)
         if block is None or max(block.shape) > SHARED_ENTRIES:
             return None
-        return self.rewriter.emit(f"{p.name}_with_{q.name}", Constant(block.unsqueeze(0)))
+        return self.new.emit(f"{p.name}_with_{q.name}", Constant(block.unsqueeze(0)))
 
     def _own(self, p: fx.Node) -> fx.Node | None:
-        if p.op == "placeholder" and p in self.rewriter.unbatched and p.meta["val"].numel() > SHARED_ENTRIES:
+        if p.op == "placeholder" and p in self.new.unbatched and p.meta["val"].numel() > SHARED_ENTRIES:
             self.left_out.add(p)
             return None
-        return self.rewriter.graph.call_function(_covariance, (self.rewriter.value(p),))
+        return self.new.graph.call_function(_covariance, (self.new.value(p),))
 
     def _carried(self, p: fx.Node, q: fx.Node) -> fx.Node | None:
         """`Σ_i J_i Cov(x_i, q)` over the arguments of p."""
-        rewriter, total = self.rewriter, None
-        sources = rewriter.sources(p)
+        new, total = self.new, None
+        sources = new.sources(p)
         for i, source in enumerate(sources):
             matrix = self.covariance(source, q)
             if matrix is None:
                 continue
-            if p in rewriter.moments:
-                module, inputs = rewriter.moments[p]
+            if p in new.moments:
+                module, inputs = new.moments[p]
                 carry: nn.Module = MomentCarry(module)
             else:
                 piece, extras = self._piece(p)
                 carry = Carry(piece, i, self._is_batched(source, q))
-                inputs = (*map(rewriter.plain, sources), *map(rewriter.plain, extras))
-            term = rewriter.emit(f"{p.name}_{source.name}_with_{q.name}", carry, (matrix, *inputs))
-            total = term if total is None else rewriter.graph.call_function(_sum, (total, term))
+                inputs = (*map(new.plain, sources), *map(new.plain, extras))
+            term = new.emit(f"{p.name}_{source.name}_with_{q.name}", carry, (matrix, *inputs))
+            total = term if total is None else new.graph.call_function(_sum, (total, term))
         return total
 
     def _piece(self, node: fx.Node) -> Any:
         if node not in self._pieces:
-            self._pieces[node] = self.rewriter.piece(node)
+            self._pieces[node] = self.new.piece(node)
         return self._pieces[node]
 
     def _is_batched(self, p: fx.Node, q: fx.Node) -> bool:
-        return p not in self.rewriter.unbatched or q not in self.rewriter.unbatched
+        return p not in self.new.unbatched or q not in self.new.unbatched
 
 
 class MomentCarry(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -14,25 +16,32 @@ from propagauss.passes.fusion import cut, is_pointwise
 from propagauss.passes.sample_mixing import samples_of
 from propagauss.posteriors.base import Posterior
 from propagauss.rules.derivatives.jacobian import Piece
+from propagauss.rules.elementwise.activation import MomentMatched
 from propagauss.rules.entries.shape import STRIDE_FREE
 from propagauss.rules.registry import Options, Weight, arguments
 from propagauss.rules.wrapping import RandomParameter
 from propagauss.tracing.trace import Traced
 
+Moments = tuple[MomentMatched, tuple[Any, ...]]  # a module, and the nodes that it is called with
+
 
 class NewGraph:
-    """Nodes of the new graph for those of the traced one. `random` holds the source nodes that are uncertain."""
+    """Nodes of the new graph for those of the traced one, and what is known of each: sets of nodes of the source."""
 
-    def __init__(self, traced: Traced, posterior: Posterior | None, options: Options):
-        self.traced, self.posterior, self.options = traced, posterior, options
+    def __init__(
+        self, traced: Traced, posterior: Posterior | None, options: Options, wanted: AbstractSet[fx.Node] = frozenset()
+    ):
+        self.traced, self.posterior, self.options, self.wanted = traced, posterior, options, wanted
         self.root = nn.Module()
         self.graph = fx.Graph()
         self.env: dict[fx.Node, fx.Node] = {}
-        self.random: set[fx.Node] = set()
-        self.static: set[fx.Node] = set()
+        self.random: set[fx.Node] = set()  # uncertain
+        self.static: set[fx.Node] = set()  # made of constants alone
         self.unbatched: set[fx.Node] = set()  # random parameters, and what is made of them alone
-        self.alone: set[str] = set()  # parameters that enter by their variances, as in no layer
         self.virtual: set[fx.Node] = set()  # uncertain, but no Gaussian: complex values, results in several parts
+        self.built: set[fx.Node] = set()  # by rules that know the parameters of their layer
+        self.moments: dict[fx.Node, Moments] = {}  # of functions whose moments are matched
+        self.alone: set[str] = set()  # parameters that enter by their variances, as in no layer
 
     def value(self, node: fx.Node) -> Any:
         """The node that stands for `node`; constants and random parameters enter the graph when first used."""
@@ -107,6 +116,21 @@ class NewGraph:
         name = f"{name}_rule"
         self.root.add_module(name, module)
         return self.graph.call_module(name, inputs)
+
+    def emit_built(self, name: str, target: Any, inputs: tuple[Any, ...]) -> fx.Node:
+        """Call what a builder made, a module or a function; tensors among the inputs become buffers."""
+        values = []
+        names = list(inspect.signature(target.forward if isinstance(target, nn.Module) else target).parameters)
+        for i, value in enumerate(inputs):
+            if isinstance(value, Tensor):
+                buffer = f"{name}_{names[min(i, len(names) - 1)]}"
+                self.root.register_buffer(buffer, value)
+                values.append(self.graph.get_attr(buffer))
+            else:
+                values.append(map_arg(value, self.value))
+        if isinstance(target, nn.Module):
+            return self.emit(name, target, tuple(values))
+        return self.graph.call_function(target, tuple(values))
 
     def copied(self, node: fx.Node) -> fx.Node:
         """The same op, on means."""
