@@ -1,13 +1,12 @@
 """The value that flows through a streamlined network: a Gaussian over a tensor.
 
-Two structures. *Diagonal* keeps one variance per entry. *Full* keeps the joint covariance of all entries that belong to
-one sample. In the full structure the entries of `mean`, read in memory order, are `batch` runs of `n` entries; a run is
-one sample, and `covariance[b]` is the joint covariance of run `b`. Merging the batch with the next dimension
-(`[B, T, D] -> [B*T, D]`) therefore changes nothing, while moving the batch away from the front is not representable.
+It is a mean, and a covariance in one of the structures of `propagauss.structures`. *Diagonal* keeps one variance per
+entry. *Full* keeps the joint covariance of all entries that belong to one sample.
 """
 
-import math
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
+from propagauss.structures import DIAGONAL, FULL, STRUCTURES, Structure
+from propagauss.structures.full import check_psd, push_rows, symmetric_root
+
+__all__ = ["Gaussian", "check_psd", "common", "mean_of", "push_rows", "symmetric_root"]
 
 
 class Gaussian:
@@ -27,15 +30,17 @@ class Gaussian:
     """
 
     mean: Tensor
-    _variance: Tensor | None
-    _covariance: Tensor | None
+    kind: Structure  # how the covariance is stored
+    stored: Tensor  # what that structure stores of it
 
     def __init__(self, mean: Tensor, variance: Tensor | None = None, *, covariance: Tensor | None = None):
         if (variance is None) == (covariance is None):
             raise InputError("a Gaussian takes either variance= (shape of the mean) or covariance= ([batch, n, n])")
         self.mean = mean
-        self._variance = variance
-        self._covariance = covariance
+        if variance is not None:
+            self.kind, self.stored = DIAGONAL, variance
+        elif covariance is not None:
+            self.kind, self.stored = FULL, covariance
         self._check_form()
         if not torch.compiler.is_compiling():
             self._check_values()
@@ -45,10 +50,7 @@ class Gaussian:
     @property
     def variance(self) -> Tensor:
         """Variance of every entry, in the shape of the mean."""
-        if self._variance is not None:
-            return self._variance
-        assert self._covariance is not None
-        return self._covariance.diagonal(dim1=-2, dim2=-1).reshape(self.mean.shape)
+        return self.kind.variance(self)
 
     @property
     def stddev(self) -> Tensor:
@@ -58,20 +60,16 @@ class Gaussian:
     @property
     def covariance(self) -> Tensor:
         """Joint covariance of the entries of each sample: `[batch, n, n]`."""
-        if self._covariance is not None:
-            return self._covariance
-        assert self._variance is not None
-        v = self._variance.unsqueeze(-1) if self._variance.dim() < 2 else self._variance
-        return torch.diag_embed(v.flatten(1))
+        return self.kind.dense(self)
 
     @property
     def is_full(self) -> bool:
         """Whether a joint covariance is stored, rather than variances only."""
-        return self._covariance is not None
+        return self.kind.joint
 
     @property
     def structure(self) -> str:
-        return "full" if self.is_full else "diagonal"
+        return self.kind.name
 
     @property
     def shape(self) -> torch.Size:
@@ -85,27 +83,21 @@ class Gaussian:
     def device(self) -> torch.device:
         return self.mean.device
 
-    def detach(self) -> "Gaussian":
-        return _rebuild([t.detach() for t in _tensors(self)], self.structure)
+    def detach(self) -> Gaussian:
+        return self.with_stored(self.mean.detach(), self.stored.detach())
 
-    def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
+    def to(self, *args: Any, **kwargs: Any) -> Gaussian:
         """Move or cast mean and covariance, as `Tensor.to` does."""
-        return _rebuild([t.to(*args, **kwargs) for t in _tensors(self)], self.structure)
+        return self.with_stored(self.mean.to(*args, **kwargs), self.stored.to(*args, **kwargs))
 
-    def scale(self, factor: "Tensor | float") -> "Gaussian":
+    def scale(self, factor: Tensor | float) -> Gaussian:
         """Same mean, covariance multiplied by `factor`."""
-        mean, spread = _tensors(self)
-        return _rebuild([mean, spread * factor], self.structure)
+        return self.with_stored(self.mean, self.stored * factor)
 
     def sample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
         """Draws of shape `[*shape, *mean.shape]`."""
         noise = torch.randn((*shape, *self.mean.shape), generator=generator, dtype=self.dtype, device=self.device)
-        if self._covariance is None:
-            return self.mean + noise * self.stddev
-        batch, n, _ = self._covariance.shape
-        root = symmetric_root(self._covariance)
-        deviation = torch.einsum("bij,...bj->...bi", root, noise.reshape(*shape, batch, n))
-        return self.mean + deviation.reshape(*shape, *self.mean.shape)
+        return self.mean + self.kind.deviation(self, noise)
 
     def __repr__(self) -> str:
         return f"Gaussian(shape={tuple(self.mean.shape)}, structure={self.structure!r}, dtype={self.mean.dtype})"
@@ -113,106 +105,109 @@ class Gaussian:
     # -- what rules are written with; none of these checks its arguments
 
     @staticmethod
-    def diagonal(mean: Tensor, variance: Tensor) -> "Gaussian":
+    def of(kind: Structure, mean: Tensor, stored: Tensor) -> Gaussian:
         g = object.__new__(Gaussian)
-        g.mean, g._variance, g._covariance = mean, variance, None
+        g.mean, g.kind, g.stored = mean, kind, stored
         return g
 
     @staticmethod
-    def full(mean: Tensor, covariance: Tensor) -> "Gaussian":
+    def diagonal(mean: Tensor, variance: Tensor) -> Gaussian:
         g = object.__new__(Gaussian)
-        g.mean, g._variance, g._covariance = mean, None, covariance
+        g.mean, g.kind, g.stored = mean, DIAGONAL, variance
         return g
 
-    def with_mean(self, mean: Tensor) -> "Gaussian":
-        """New mean of the same shape; same spread."""
-        return _rebuild([mean, _tensors(self)[1]], self.structure)
+    @staticmethod
+    def full(mean: Tensor, covariance: Tensor) -> Gaussian:
+        g = object.__new__(Gaussian)
+        g.mean, g.kind, g.stored = mean, FULL, covariance
+        return g
 
-    def scaled(self, mean: Tensor, factor: Tensor) -> "Gaussian":
+    def with_stored(self, mean: Tensor, stored: Tensor) -> Gaussian:
+        """Another Gaussian in the same structure."""
+        g = object.__new__(Gaussian)
+        g.mean, g.kind, g.stored = mean, self.kind, stored
+        return g
+
+    def with_mean(self, mean: Tensor) -> Gaussian:
+        """New mean of the same shape; same covariance."""
+        return self.with_stored(mean, self.stored)
+
+    def scaled(self, mean: Tensor, factor: Tensor) -> Gaussian:
         """New mean; every deviation multiplied by `factor` (broadcastable to this mean)."""
-        if self._covariance is None:
-            return Gaussian.diagonal(mean, self.variance * factor.square())
-        batch, n, _ = self._covariance.shape
-        factor = factor.expand_as(self.mean).reshape(batch, n)
-        # in place on the fresh product: half the memory traffic
-        return Gaussian.full(mean, (self._covariance * factor.unsqueeze(-1)).mul_(factor.unsqueeze(-2)))
+        return self.with_stored(mean, self.kind.scaled(self, factor))
+
+    def gated(self, mean: Tensor, gate: Tensor) -> Gaussian:
+        """New mean; deviations pass where `gate` (shape of the mean) is 1, and vanish where it is 0."""
+        return self.with_stored(mean, self.kind.gated(self, gate))
 
     def mapped(
         self, mean: Tensor, linear: Callable[[Tensor], Tensor], squared: Callable[[Tensor], Tensor] | None = None
-    ) -> "Gaussian":
+    ) -> Gaussian:
         """New mean; deviations go through a linear map that keeps samples apart.
 
         `linear` maps a tensor of this mean's shape to one of the new mean's; `squared` does the same with every
         coefficient squared, which is what variances need (by default the map itself: right for maps that only move
         entries around).
         """
-        if self._covariance is None:
-            return Gaussian.diagonal(mean, (squared or linear)(self.variance))
-        return self.mapped_rows(mean, torch.vmap(linear))
+        return self.with_stored(mean, self.kind.mapped(self, linear, squared))
 
-    def mapped_rows(self, mean: Tensor, linear: Callable[[Tensor], Tensor]) -> "Gaussian":
+    def mapped_rows(self, mean: Tensor, linear: Callable[[Tensor], Tensor]) -> Gaussian:
         """`mapped` in the full structure, with a map that takes many tensors at once: `[r, *shape] -> [r, *new]`."""
-        assert self._covariance is not None
-        half = push_rows(self._covariance, self.mean.shape, linear)  # [B, n, n']
-        return Gaussian.full(mean, push_rows(half.mT, self.mean.shape, linear))
+        return Gaussian.full(mean, FULL.mapped_rows(self, linear))
 
-    def expanded(self, shape: torch.Size) -> "Gaussian":
+    def split(self, means: Sequence[Tensor], linear: Callable[[Tensor], Sequence[Tensor]]) -> tuple[Gaussian, ...]:
+        """`mapped` for a map that deals the entries out to several results."""
+        parts = self.kind.split(self, linear, len(means))
+        return tuple(self.with_stored(mean, part) for mean, part in zip(means, parts, strict=True))
+
+    def expanded(self, shape: torch.Size) -> Gaussian:
         """Broadcast to `shape`; copies of an entry are the same random number, so they stay fully correlated."""
         if self.mean.shape == shape:
             return self
-        if self._covariance is None:
-            return Gaussian.diagonal(self.mean.expand(shape), self.variance.expand(shape))
-        lead = self.mean.reshape((1,) * (len(shape) - self.mean.dim()) + tuple(self.mean.shape))
-        unit = Gaussian.full(lead, self._covariance)
-        inner = (lead.shape[0], *shape[1:])
-        wide = unit.mapped(lead.expand(inner), lambda t: t.expand(inner))
-        assert wide._covariance is not None
-        n = wide._covariance.shape[-1]
-        batch = wide._covariance.shape[0] if lead.shape[0] == shape[0] else shape[0]
-        return Gaussian.full(lead.expand(shape), wide._covariance.expand(batch, n, n))
+        return self.with_stored(self.mean.expand(shape), self.kind.expanded(self, shape))
+
+    def reshaped(self, shape: Sequence[Any]) -> Gaussian:
+        """The same entries in the same order, in another shape."""
+        return self.with_stored(self.mean.reshape(shape), self.kind.reshaped(self, shape))
+
+    def matched(self, mean: Tensor, variance: Tensor, slope: Tensor) -> Gaussian:
+        """These moments; deviations in common with other entries go through `slope` (shape of the mean)."""
+        return self.with_stored(mean, self.kind.matched(self, variance, slope))
+
+    def certain(self, mean: Tensor) -> Gaussian:
+        """A value without variance, with the samples and in the structure of this one."""
+        return self.with_stored(mean, self.kind.certain(self, mean))
+
+    @property
+    def samples(self) -> Any:
+        """How many samples are kept apart; 1 where the structure keeps none apart."""
+        return self.kind.samples(self)
 
     # -- checks
 
     def _check_form(self) -> None:
-        mean, spread = _tensors(self)
+        mean, stored = self.mean, self.stored
         if not mean.is_floating_point():
             raise InputError(f"a Gaussian needs a floating-point mean, got {mean.dtype}")
-        if spread.dtype != mean.dtype or spread.device != mean.device:
+        if stored.dtype != mean.dtype or stored.device != mean.device:
             raise InputError(
-                f"mean is {mean.dtype} on {mean.device} but the {self._spread_name()} is {spread.dtype} on "
-                f"{spread.device}: convert one of them with .to()"
+                f"mean is {mean.dtype} on {mean.device} but the {self.kind.stores} is {stored.dtype} on "
+                f"{stored.device}: convert one of them with .to()"
             )
-        if self._covariance is None:
-            if spread.shape != mean.shape:
-                raise InputError(
-                    f"variance has shape {tuple(spread.shape)}, the mean {tuple(mean.shape)}: they must agree"
-                )
-            return
-        batch = mean.shape[0] if mean.dim() else 1
-        n = int(torch.Size(mean.shape[1:]).numel())
-        if tuple(spread.shape) != (batch, n, n):
-            raise InputError(
-                f"covariance has shape {tuple(spread.shape)}; "
-                f"a mean of shape {tuple(mean.shape)} needs [{batch}, {n}, {n}]"
-            )
+        self.kind.check_shape(mean, stored)
 
     def _check_values(self) -> None:
-        spread = _tensors(self)[1]
         try:
-            finite, negative = bool(spread.isfinite().all()), bool((self.variance < 0).any())
+            finite, negative = bool(self.stored.isfinite().all()), bool((self.variance < 0).any())
         except RuntimeError:  # values cannot be read under vmap or a symbolic trace
             return
         if not finite:
-            raise InputError(f"the {self._spread_name()} has values that are not finite")
+            raise InputError(f"the {self.kind.stores} has values that are not finite")
         if negative:
             raise InputError(
-                f"the {self._spread_name()} has negative variances, smallest {self.variance.min().item():.3g}"
+                f"the {self.kind.stores} has negative variances, smallest {self.variance.min().item():.3g}"
             )
-        if self._covariance is not None:
-            check_psd(self._covariance, "covariance")
-
-    def _spread_name(self) -> str:
-        return "covariance" if self.is_full else "variance"
+        self.kind.check_values(self.stored)
 
 
 def mean_of(x: Any) -> Any:
@@ -220,59 +215,24 @@ def mean_of(x: Any) -> Any:
     return x.mean if isinstance(x, Gaussian) else x
 
 
-def check_psd(matrix: Tensor, name: str, error: type[Exception] = InputError) -> None:
-    """Raise unless `matrix` ([..., n, n]) is symmetric and positive semi-definite up to rounding."""
-    if matrix.numel() == 0:
-        return
-    matrix = matrix.detach()
-    size = matrix.abs().amax().item()
-    tolerance = 1e3 * torch.finfo(matrix.dtype).eps * max(size, torch.finfo(matrix.dtype).tiny)
-    asymmetry = (matrix - matrix.mT).abs().amax().item()
-    if asymmetry > tolerance:
-        raise error(f"{name} is not symmetric: entries differ from the transpose by up to {asymmetry:.3g}")
-    shift = tolerance * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    if int(torch.linalg.cholesky_ex(matrix + shift).info.amax()) == 0:
-        return
-    smallest = torch.linalg.eigvalsh(matrix).amin().item()
-    if smallest < -tolerance * matrix.shape[-1]:
-        raise error(f"{name} is not positive semi-definite: smallest eigenvalue {smallest:.3g}")
-
-
-def symmetric_root(covariance: Tensor) -> Tensor:
-    """A matrix `R` with `R Rᵀ = covariance`; works for singular covariances. [..., n, n]"""
-    values, vectors = torch.linalg.eigh(covariance)
-    return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
-
-
-def push_rows(matrix: Tensor, shape: torch.Size, linear: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `linear` to the second index of `matrix`: [B, r, n] -> [B, r, n']; tensors of `shape` hold [B, n]."""
-    batch, rows, _ = matrix.shape
-    stacked = matrix.transpose(0, 1).reshape(rows, *shape)
-    pushed = linear(stacked)
-    # math.prod, since torch.Size would fix open sizes
-    width = math.prod(pushed.shape[1:]) // batch if batch else math.prod(pushed.shape[2:])
-    return pushed.reshape(rows, batch, width).transpose(0, 1)
-
-
-def _tensors(g: Gaussian) -> list[Tensor]:
-    spread = g._covariance if g._covariance is not None else g._variance
-    assert spread is not None
-    return [g.mean, spread]
+def common(values: Iterable[Any]) -> Structure:
+    """The structure that can hold all of these values: a joint one if any is; plain values fit into each."""
+    return FULL if any(isinstance(g, Gaussian) and g.kind.joint for g in values) else DIAGONAL
 
 
 def _rebuild(tensors: Any, structure: Any) -> Gaussian:
-    mean, spread = tensors
-    return Gaussian.full(mean, spread) if structure == "full" else Gaussian.diagonal(mean, spread)
+    mean, stored = tensors
+    return Gaussian.of(STRUCTURES[structure], mean, stored)
 
 
 def _flatten_with_keys(g: Gaussian) -> Any:
-    keys = (pytree.GetAttrKey("mean"), pytree.GetAttrKey(g._spread_name()))
-    return list(zip(keys, _tensors(g), strict=True)), g.structure
+    keys = (pytree.GetAttrKey("mean"), pytree.GetAttrKey(g.kind.stores))
+    return list(zip(keys, (g.mean, g.stored), strict=True)), g.structure
 
 
 pytree.register_pytree_node(
     Gaussian,
-    lambda g: (_tensors(g), g.structure),
+    lambda g: ([g.mean, g.stored], g.structure),
     _rebuild,
     serialized_type_name="propagauss.Gaussian",
     flatten_with_keys_fn=_flatten_with_keys,
