@@ -1,5 +1,7 @@
 """Gaussian: what users read from it, and the algebra that rules are written with, in both structures."""
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +11,9 @@ from torch.utils import _pytree as pytree
 
 import propagauss as pg
 from propagauss.gaussian import check_psd, symmetric_root
+from propagauss.rules.elementwise.arithmetic import add, multiply
+from propagauss.rules.registry import FUNCTIONS
+from propagauss.structures import STRUCTURES
 from reference import random_psd
 
 SAMPLES = 100_000
@@ -270,6 +275,85 @@ def test_scaled(structure: str, shape: tuple[int, ...]) -> None:
     d = torch.diag_embed(factor.expand(g.shape).reshape(BATCH, 6))
     assert out.structure == structure and torch.equal(out.mean, g.mean + 1)
     torch.testing.assert_close(out.covariance, d @ g.covariance @ d)
+
+
+@both
+def test_gated(structure: str) -> None:
+    """A gate is its own square; true and false are as good as numbers."""
+    g = example(structure)
+    gate = g.mean > 0
+    expected = g.scaled(g.mean.relu(), gate.to(g.dtype))
+    for out in (g.gated(g.mean.relu(), gate), g.gated(g.mean.relu(), gate.to(g.dtype))):
+        assert out.structure == structure and out.covariance.dtype == g.dtype and torch.equal(out.mean, expected.mean)
+        assert torch.equal(out.covariance, expected.covariance)
+
+
+@both
+@pytest.mark.parametrize("shape", [(2, 6), (6, 2), (2, 3, 1, 2), (-1,)], ids=str)
+def test_reshaped(structure: str, shape: tuple[int, ...]) -> None:
+    """The entries keep their order, and runs of them are samples, so that a joint covariance stays as it is."""
+    g = example(structure)
+    out, moved = g.reshaped(shape), g.mapped(g.mean.reshape(shape), lambda t: t.reshape(shape))
+    assert out.structure == structure and torch.equal(out.mean, moved.mean)
+    assert torch.equal(out.variance, moved.variance) and torch.equal(out.stored, moved.stored)
+
+
+@both
+def test_split(structure: str) -> None:
+    g = example(structure)
+    parts = g.split(g.mean.split([1, 2], 1), lambda t: t.split([1, 2], 1))
+    assert [p.shape for p in parts] == [(BATCH, 1, 2), (BATCH, 2, 2)]
+    for part, which in zip(parts, (slice(0, 2), slice(2, 6)), strict=True):
+        assert part.structure == structure
+        torch.testing.assert_close(part.covariance, g.covariance[:, which, which])
+
+
+@both
+def test_matched(structure: str) -> None:
+    """The variances that were asked for; other entries of `C` go through the slope."""
+    g = example(structure)
+    slope = g.mean.cos()
+    variance = slope.square() * g.variance + 0.1
+    out = g.matched(g.mean.sin(), variance, slope)
+    torch.testing.assert_close(out.variance, variance)
+    extra = torch.full((BATCH, 6), 0.1, dtype=torch.float64).diag_embed()
+    torch.testing.assert_close(out.covariance, g.scaled(g.mean, slope).covariance + extra)
+
+
+@both
+def test_certain(structure: str) -> None:
+    out = example(structure).certain(torch.ones(BATCH, 4, dtype=torch.float64))
+    assert out.structure == structure and out.covariance.shape == (BATCH, 4, 4) and not out.covariance.any()
+
+
+@both
+def test_samples_kept_apart(structure: str) -> None:
+    assert example(structure).samples == (BATCH if structure == "full" else 1)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["full first", "diagonal first"])
+def test_structures_may_be_mixed(order: int) -> None:
+    """As a rule of a user may do: the result is joint, and nothing of it is lost."""
+    x, y = [example("full"), example("diagonal")][::order]
+    both, total = multiply(x, y), add(x, y)
+    cat = FUNCTIONS[torch.ops.aten.cat.default].function([x, y], 1)
+    assert both.is_full and total.is_full and cat.is_full
+    torch.testing.assert_close(total.covariance, x.covariance + y.covariance)
+    a, b = (g.mean.flatten(1) for g in (x, y))
+    outer = [t.unsqueeze(-1) * t.unsqueeze(-2) for t in (a, b)]
+    expected = outer[1] * x.covariance + outer[0] * y.covariance + x.covariance * y.covariance
+    torch.testing.assert_close(both.covariance, expected)
+    torch.testing.assert_close(
+        cat.covariance, torch.stack([torch.block_diag(*c) for c in zip(x.covariance, y.covariance, strict=True)])
+    )
+
+
+@both
+def test_copies_share_the_structure(structure: str) -> None:
+    g = example(structure)
+    for twin in (copy.copy(g), copy.deepcopy(g), pickle.loads(pickle.dumps(g))):
+        assert twin.kind is g.kind is STRUCTURES[structure]
+        assert torch.equal(twin.covariance, g.covariance)
 
 
 @both

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 import propagauss as pg
-from propagauss.rules.entries.fixed import certain, copy
+from propagauss.rules.entries.fixed import copy
 from propagauss.rules.entries.scatter import scatter_value_add
 from propagauss.rules.matrices.weights import (
     embedding_bag,
@@ -135,8 +135,8 @@ def test_only_shapes_and_types_are_read() -> None:
 
 def test_a_certain_value_among_uncertain_ones() -> None:
     full = pg.Gaussian.full(numbers(2, 3), torch.eye(3, dtype=torch.float64).expand(2, 3, 3))
-    assert certain(numbers(2, 4), full).covariance.shape == (2, 4, 4)
-    assert not certain(numbers(2, 4), full).covariance.any()
+    assert full.certain(numbers(2, 4)).covariance.shape == (2, 4, 4)
+    assert not full.certain(numbers(2, 4)).covariance.any()
 
 
 def test_scatter_with_a_reduction() -> None:

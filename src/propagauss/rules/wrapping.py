@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from propagauss.gaussian import Gaussian
 from propagauss.rules.elementwise.arithmetic import delta
+from propagauss.structures import DIAGONAL, FULL, Structure
 
 
 class RandomParameter(nn.Module):
@@ -18,11 +19,10 @@ class RandomParameter(nn.Module):
         super().__init__()
         self.register_buffer("mean", mean.clone())
         self.register_buffer("spread", (variance if covariance is None else covariance.unsqueeze(0)).clone())  # type: ignore[union-attr]
-        self.is_full = covariance is not None
+        self.kind: Structure = DIAGONAL if covariance is None else FULL
 
     def forward(self) -> Gaussian:
-        build = Gaussian.full if self.is_full else Gaussian.diagonal
-        return build(self.mean, self.spread)  # type: ignore[arg-type]
+        return Gaussian.of(self.kind, self.mean, self.spread)  # type: ignore[arg-type]
 
 
 class InputStructure(nn.Module):
@@ -30,10 +30,10 @@ class InputStructure(nn.Module):
 
     def __init__(self, full: bool):
         super().__init__()
-        self.is_full = full
+        self.kind: Structure = FULL if full else DIAGONAL
 
     def forward(self, x: Gaussian) -> Gaussian:
-        return Gaussian.full(x.mean, x.covariance) if self.is_full else Gaussian.diagonal(x.mean, x.variance)
+        return Gaussian.of(self.kind, x.mean, self.kind.read(x))
 
 
 class Pointwise(nn.Module):

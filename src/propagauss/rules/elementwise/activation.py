@@ -94,12 +94,7 @@ class MomentMatched(nn.Module):
 
 def matched(x: Gaussian, mean: Tensor, variance: Tensor, slope: Tensor) -> Gaussian:
     """The Gaussian with these moments; deviations in common with other entries go through the mean slope."""
-    if not x.is_full:
-        return Gaussian.diagonal(mean, variance)
-    batch, n, _ = x.covariance.shape
-    carried = x.scaled(mean, slope).covariance
-    extra = (variance - slope.square() * x.variance).clamp(min=0).reshape(batch, n)
-    return Gaussian.full(mean, carried + torch.diag_embed(extra))
+    return x.matched(mean, variance, slope)
 
 
 def elementwise(
@@ -140,8 +135,7 @@ def gated(function: Any, passes: Derivative) -> Callable[..., Gaussian]:
     def linearised(x: Gaussian, *settings: Any, **named: Any) -> Gaussian:
         m = x.mean
         y = function(m, *settings, **named)
-        gate = passes(m, y, *settings, **named)
-        return x.scaled(y, gate.to(m.dtype)) if x.is_full else Gaussian.diagonal(y, x.variance * gate)
+        return x.gated(y, passes(m, y, *settings, **named))
 
     linearised.__name__ = f"linearised_{function._opname}"
     return linearised
@@ -150,8 +144,7 @@ def gated(function: Any, passes: Derivative) -> Callable[..., Gaussian]:
 def relu(x: Gaussian) -> Gaussian:
     """`relu(m)`, variances where the mean is positive."""
     y = x.mean.relu()
-    gate = y.sign()  # 1 where the mean is positive: cheaper than a comparison and a cast
-    return x.scaled(y, gate) if x.is_full else Gaussian.diagonal(y, x.variance * gate)
+    return x.gated(y, y.sign())  # 1 where the mean is positive: cheaper than a comparison and a cast
 
 
 GATED = (aten.relu6, aten.hardtanh, aten.hardshrink, aten.softshrink, aten.threshold)

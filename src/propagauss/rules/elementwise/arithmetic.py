@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from propagauss.gaussian import Gaussian, mean_of
-from propagauss.rules.elementwise.activation import matched
+from propagauss.gaussian import Gaussian, common, mean_of
 from propagauss.rules.elementwise.moments import leaky_relu
 from propagauss.rules.elementwise.moments import relu as positive_part
 from propagauss.rules.elementwise.slopes import partial_slope
@@ -28,17 +27,9 @@ Value = Gaussian | Tensor | float
 
 
 def independent_sum(mean: Tensor, parts: list[Gaussian]) -> Gaussian:
-    """Spreads of independent parts add; every part already has the shape of `mean`."""
-    first, *rest = parts
-    if not first.is_full:
-        total = first.variance
-        for part in rest:
-            total = total + part.variance
-        return Gaussian.diagonal(mean, total.expand_as(mean))
-    total = first.covariance
-    for part in rest:
-        total = total + part.covariance
-    return Gaussian.full(mean, total)
+    """Covariances of independent parts add; every part already has the shape of `mean`."""
+    kind = common(parts)
+    return Gaussian.of(kind, mean, kind.plus(mean, parts))
 
 
 @rule(aten.add.Tensor, aten.add.Scalar, operator.add, note="independent terms")
@@ -66,13 +57,8 @@ def multiply(x: Value, y: Value) -> Gaussian:
         return x.expanded(mean.shape).scaled(mean, torch.as_tensor(y, dtype=mean.dtype, device=mean.device))
     if not isinstance(x, Gaussian):
         return multiply(y, x)
-    if not x.is_full and not y.is_full:
-        a, b = (y, x) if x.mean.dim() < y.mean.dim() else (x, y)  # b may be a parameter: its moments come first
-        second = b.mean.square() + b.variance
-        return Gaussian.diagonal(mean, torch.addcmul(a.variance * second, a.mean.square(), b.variance))
-    a, b = x.expanded(mean.shape), y.expanded(mean.shape)
-    crossed = Gaussian.full(mean, a.covariance * b.covariance)
-    return independent_sum(mean, [a.scaled(mean, b.mean), b.scaled(mean, a.mean), crossed])
+    kind = common((x, y))
+    return Gaussian.of(kind, mean, kind.times(mean, x, y))
 
 
 @rule(aten.div.Tensor, aten.div.Scalar, operator.truediv, note="independent terms; linearised in the divisor")
@@ -146,17 +132,13 @@ def matched_prelu(x: Value, weight: Value) -> Gaussian:
     if not isinstance(x, Gaussian):
         return prelu(x, weight)
     slope = mean_of(weight).reshape(_per_channel(x.mean))
-    fixed = matched(x, *leaky_relu(x.mean, x.variance, slope))
+    fixed = x.matched(*leaky_relu(x.mean, x.variance, slope))
     if not isinstance(weight, Gaussian):
         return fixed
     mean, variance, share = positive_part(-x.mean, x.variance)
-    negative = matched(x, -mean, variance, share)
+    negative = x.matched(-mean, variance, share)
     wide = _widened(weight, x.mean)
-    crossed = (
-        Gaussian.full(x.mean, wide.covariance * negative.covariance)
-        if x.is_full
-        else Gaussian.diagonal(x.mean, wide.variance * negative.variance)
-    )
+    crossed = x.with_stored(x.mean, x.kind.read(wide) * x.kind.read(negative))
     return independent_sum(fixed.mean, [fixed, wide.scaled(x.mean, negative.mean), crossed])
 
 
@@ -174,8 +156,7 @@ def _per_channel(x: Tensor) -> tuple[int, ...]:
 
 def _widened(weight: Gaussian, x: Tensor) -> Gaussian:
     """One random slope per channel, at every place of `x`."""
-    shape = _per_channel(x)
-    return weight.mapped(weight.mean.reshape(shape), lambda t: t.reshape(shape)).expanded(x.shape)
+    return weight.reshaped(_per_channel(x)).expanded(x.shape)
 
 
 @rule(aten.glu.default, note="gate linearised; the variances of its halves as independent, a joint covariance whole")
@@ -188,13 +169,14 @@ def glu(x: Gaussian, dim: int = -1) -> Gaussian:
     a, b = x.mean.chunk(2, dim)
     gate = torch.sigmoid(b)
     rise = gate * (1 - gate)
-    if x.is_full:
-        slope = a * rise
 
-        def linear(t: Tensor) -> Tensor:
-            first, second = t.chunk(2, dim)
-            return gate * first + slope * second
+    def linear(t: Tensor) -> Tensor:
+        first, second = t.chunk(2, dim)
+        return gate * first + a * rise * second
 
-        return x.mapped(a * gate, linear)
-    first, second = x.variance.chunk(2, dim)
-    return multiply(Gaussian.diagonal(a, first), Gaussian.diagonal(gate, second * rise.square()))
+    def variances(v: Tensor) -> Tensor:
+        first, second = v.chunk(2, dim)
+        second = second * rise.square()
+        return torch.addcmul(first * (gate.square() + second), a.square(), second)
+
+    return x.mapped(a * gate, linear, variances)

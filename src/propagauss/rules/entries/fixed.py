@@ -6,8 +6,6 @@ second one.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -43,13 +41,3 @@ def copy(to: Gaussian | Tensor, source: Gaussian, non_blocking: bool = False) ->
     """The numbers of `source`, in the shape and the type of `to`."""
     like = mean_of(to)
     return stretched(source.to(dtype=like.dtype), like.shape)
-
-
-def certain(mean: Tensor, like: Gaussian) -> Gaussian:
-    """A Gaussian without variance, in the structure of another one."""
-    if not like.is_full:
-        return Gaussian.diagonal(mean, torch.zeros_like(mean))
-    batch: Any = like.covariance.shape[0]
-    batched = mean.dim() > 0 and mean.shape[0] == batch
-    n = torch.Size(mean.shape[1:]).numel() if batched else mean.numel() // batch
-    return Gaussian.full(mean, mean.new_zeros(()).expand(batch, n, n))

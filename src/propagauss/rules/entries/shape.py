@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from propagauss.gaussian import Gaussian, mean_of
-from propagauss.rules.elementwise.arithmetic import independent_sum
-from propagauss.rules.entries.fixed import certain
+from propagauss.gaussian import Gaussian, common, mean_of
 from propagauss.rules.registry import MEAN_ONLY, Signature, rule
 
 aten = torch.ops.aten
@@ -146,12 +144,7 @@ def _move(op: Any) -> Callable[..., Gaussian]:
 
 def _split(op: Any) -> Callable[..., tuple[Gaussian, ...]]:
     def split(x: Gaussian, *args: Any, **kwargs: Any) -> tuple[Gaussian, ...]:
-        if not x.is_full:
-            spreads = op(x.variance, *args, **kwargs)
-            return tuple(Gaussian.diagonal(m, v) for m, v in zip(op(x.mean, *args, **kwargs), spreads, strict=True))
-        return tuple(
-            x.mapped(m, lambda t, i=i: op(t, *args, **kwargs)[i]) for i, m in enumerate(op(x.mean, *args, **kwargs))
-        )
+        return x.split(op(x.mean, *args, **kwargs), lambda t: op(t, *args, **kwargs))
 
     return _named(split, op)
 
@@ -200,18 +193,8 @@ for _op in JOINS:
 
 
 def _join(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Gaussian | Tensor]) -> Gaussian:
-    means = [p.mean if isinstance(p, Gaussian) else p for p in parts]
-    mean = join(means)
-    full = any(isinstance(p, Gaussian) and p.is_full for p in parts)
-    if not full:
-        spreads = [p.variance if isinstance(p, Gaussian) else torch.zeros_like(p) for p in parts]
-        return Gaussian.diagonal(mean, join(spreads))
-    zeros = [torch.zeros_like(m) for m in means]
-    placed = []
-    for i, part in enumerate(parts):
-        if isinstance(part, Gaussian):
-            placed.append(part.mapped(mean, lambda t, i=i: join([*zeros[:i], t, *zeros[i + 1 :]])))
-    return independent_sum(mean, placed)
+    mean, kind = join([mean_of(p) for p in parts]), common(parts)
+    return Gaussian.of(kind, mean, kind.joined(mean, join, parts))
 
 
 def _each(op: Any) -> Callable[..., tuple[Gaussian, ...]]:
@@ -225,7 +208,7 @@ def _each(op: Any) -> Callable[..., tuple[Gaussian, ...]]:
             return op([*values[:i], t, *values[i + 1 :]], **kwargs)[i]
 
         return tuple(
-            x.mapped(m, lambda t, i=i: copies(i, t)) if isinstance(x, Gaussian) else certain(m, like)
+            x.mapped(m, lambda t, i=i: copies(i, t)) if isinstance(x, Gaussian) else like.certain(m)
             for i, (x, m) in enumerate(zip(tensors, op(values, **kwargs), strict=True))
         )
 

@@ -34,12 +34,12 @@ def product(operands: Sequence[Value], letters: Sequence[Letters], result: Lette
     operands, names = _without_copies(operands, [list(each) for each in letters])
     uncertain = [i for i, x in enumerate(operands) if isinstance(x, Gaussian)]
     first: Any = operands[uncertain[0]]
-    if first.is_full and len(uncertain) == 1:
-        at, values = uncertain[0], [mean_of(x) for x in operands]
-        return first.mapped(mean, lambda t: _sum([*values[:at], t, *values[at + 1 :]], names, result))
     if not first.is_full:
         sets = [s for size in range(1, len(uncertain) + 1) for s in combinations(uncertain, size)]
         return Gaussian.diagonal(mean, _total([_single(operands, names, result, s) for s in sets]))
+    if len(uncertain) == 1:
+        at, values = uncertain[0], [mean_of(x) for x in operands]
+        return first.mapped(mean, lambda t: _sum([*values[:at], t, *values[at + 1 :]], names, result))
     total = _total([_joint(operands, names, result, at) for at in uncertain])
     n = torch.Size(total.shape[1 : 1 + len(result)]).numel()
     return Gaussian.full(mean, total.reshape(total.shape[0], n, n))
@@ -167,15 +167,11 @@ def stretched(x: Any, shape: Sequence[Any]) -> Any:
 
 def sum_of(mean: Tensor, parts: list[Gaussian]) -> Gaussian:
     """The sum of independent parts that broadcast to `mean`; one without samples is the same for every sample."""
-    sampled = any(p.is_full and p.covariance.shape[0] != 1 for p in parts)
-    wide = []
-    for part in parts:
-        shared = sampled and part.covariance.shape[0] == 1
-        wide.append(part.expanded(mean.shape) if shared else stretched(part, mean.shape))
+    sampled = any(p.samples != 1 for p in parts)
+    shared = [sampled and p.samples == 1 for p in parts]
+    wide = [p.expanded(mean.shape) if s else stretched(p, mean.shape) for p, s in zip(parts, shared, strict=True)]
     return independent_sum(mean, wide)
 
 
 def reshaped(x: Value, shape: Sequence[Any]) -> Value:
-    if isinstance(x, Tensor):
-        return x.reshape(shape)
-    return x.mapped(x.mean.reshape(shape), lambda t: t.reshape(shape))
+    return x.reshape(shape) if isinstance(x, Tensor) else x.reshaped(shape)

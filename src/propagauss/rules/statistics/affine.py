@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from propagauss.gaussian import Gaussian, mean_of
+from propagauss.gaussian import Gaussian, common, mean_of
 from propagauss.rules.elementwise.arithmetic import add, multiply
 from propagauss.rules.registry import Site
 
@@ -24,8 +24,7 @@ Affine = Gaussian | Tensor | None
 
 def affine(unit: Gaussian | Tensor, weight: Affine, bias: Affine, cross: Tensor | None = None) -> Any:
     """`w u + b`; `cross` is what `cross_covariance` gave. Weight and bias broadcast to `unit`."""
-    full = any(isinstance(g, Gaussian) and g.is_full for g in (unit, weight, bias))
-    if full or not isinstance(weight, Gaussian):
+    if common((unit, weight, bias)).joint or not isinstance(weight, Gaussian):
         y: Any = unit
         if isinstance(unit, Gaussian) or isinstance(weight, Gaussian):
             y = y if weight is None else multiply(y, weight)

@@ -23,7 +23,7 @@ def _per_channel(t: Affine, dims: int) -> Any:
     """`[C] -> [1, C, 1, ...]`"""
     lift = (1, -1, *[1] * (dims - 2))
     if isinstance(t, Gaussian):
-        return t.mapped(t.mean.reshape(lift), lambda u: u.reshape(lift))
+        return t.reshaped(lift)
     return None if t is None else t.reshape(lift)
 
 
@@ -131,10 +131,7 @@ def group_norm(
 
 
 def _reshaped(x: Any, shape: Any) -> Any:
-    if isinstance(x, Tensor):
-        return x.reshape(shape)
-    mean = x.mean.reshape(shape)
-    return Gaussian.full(mean, x.covariance) if x.is_full else Gaussian.diagonal(mean, x.variance.reshape(shape))
+    return x.reshape(shape) if isinstance(x, Tensor) else x.reshaped(shape)
 
 
 @builder(aten.group_norm.default)
@@ -157,4 +154,4 @@ def build_instance_norm(site: Site) -> Built:
 def _group_norm_at(site: Site, x: Any, groups: int, weight: Any, bias: Any, eps: float) -> Built:
     jacobian = whole_jacobian(site, x)
     cross = cross_covariance(site, weight, bias, channels_of=len(site.shape(x)))
-    return Built(group_norm, (x, groups, weight, bias, eps, jacobian, cross), normalisation_note(site, jacobian))
+    return Built(group_norm, (x, groups, weight, bias, eps, jacobian, cross), normalisation_note(jacobian))

@@ -138,8 +138,7 @@ def prod(x: Gaussian, dim: int | None = None, keepdim: bool = False, *, dtype: t
     """`∂/∂x_i Π_j x_j`, the product of the others: of those before and of those after, so that zeros do no harm."""
     x = x if dtype is None else x.to(dtype=dtype)
     if dim is None:
-        flat = x.mapped(x.mean.flatten(), lambda t: t.flatten())
-        return prod(flat, 0).with_mean(x.mean.prod())
+        return prod(x.reshaped((-1,)), 0).with_mean(x.mean.prod())
     if not x.mean.dim():
         return x
     one = torch.ones_like(x.mean.narrow(dim, 0, 1))

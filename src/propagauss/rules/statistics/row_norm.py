@@ -46,8 +46,8 @@ def row_norm(
 def _normalised(
     x: Gaussian, unit: Tensor, gain: Tensor, dims: tuple[int, ...], centred: bool, jacobian: bool
 ) -> Gaussian:
-    if not jacobian and not x.is_full:
-        return Gaussian.diagonal(unit, x.variance * gain.square())
+    if not jacobian:
+        return x.scaled(unit, gain)
 
     def linear(t: Tensor) -> Tensor:
         t = t - t.mean(dims, keepdim=True) if centred else t
@@ -70,7 +70,7 @@ def build_layer_norm(site: Site) -> Built:
     x, shape, weight, bias, eps, *_ = (*site.args, *(None, None, 1e-5)[len(site.args) - 2 :])
     jacobian = whole_jacobian(site, x)
     cross = cross_covariance(site, weight, bias)
-    return Built(row_norm, (x, shape, weight, bias, eps, True, jacobian, cross), normalisation_note(site, jacobian))
+    return Built(row_norm, (x, shape, weight, bias, eps, True, jacobian, cross), normalisation_note(jacobian))
 
 
 @builder(aten.rms_norm.default)
@@ -79,14 +79,13 @@ def build_rms_norm(site: Site) -> Built:
     x, shape, weight, eps = args
     eps = torch.finfo(x.meta["val"].dtype).eps if eps is None else eps
     jacobian = whole_jacobian(site, x)
-    return Built(row_norm, (x, shape, weight, None, eps, False, jacobian), normalisation_note(site, jacobian))
+    return Built(row_norm, (x, shape, weight, None, eps, False, jacobian), normalisation_note(jacobian))
 
 
 def whole_jacobian(site: Site, x: Any) -> bool:
-    """Whether to use it in the diagonal structure: if so chosen, and for a weight, where it costs next to nothing."""
-    return site.options.normalisation == "jacobian" or site.is_parameter(x)
+    """Whether to use it: for a joint covariance, if so chosen, and for a weight, where it costs next to nothing."""
+    return site.options.full or site.options.normalisation == "jacobian" or site.is_parameter(x)
 
 
-def normalisation_note(site: Site, jacobian: bool) -> str:
-    full = jacobian or site.options.full
-    return "linearised through its Jacobian" if full else "scale only: statistics of the mean held fixed"
+def normalisation_note(jacobian: bool) -> str:
+    return "linearised through its Jacobian" if jacobian else "scale only: statistics of the mean held fixed"
