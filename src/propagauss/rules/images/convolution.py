@@ -177,6 +177,9 @@ def _spread(values: Tensor, kernels: Tensor, offsets: Tensor | None, settings: S
     aten.conv_transpose2d.input,
     aten.conv_transpose3d.input,
     aten.convolution.default,
+    linear_in=(0, 1),
+    adds=2,
+    reads_weight=True,
 )
 def build_convolution(site: Site) -> Built | None:
     schema = site.op._schema

@@ -195,13 +195,13 @@ def _accumulate(start: Tensor, v: Tensor, matrix_t: Tensor) -> Tensor:
     return torch.addmm(start, v, matrix_t) if v.dim() == 2 else start + v @ matrix_t
 
 
-@builder(aten.linear.default)
+@builder(aten.linear.default, linear_in=(0, 1), adds=2, reads_weight=True)
 def build_linear(site: Site) -> Built | None:
     x, weight, *rest = site.args
     return linear_layer(site, x, weight, rest[0] if rest else None, flipped=False)
 
 
-@builder(aten.addmm.default)
+@builder(aten.addmm.default, reads_weight=True)
 def build_addmm(site: Site) -> Built | None:
     if site.kwargs.get("beta", 1) != 1 or site.kwargs.get("alpha", 1) != 1:
         return None
@@ -209,7 +209,7 @@ def build_addmm(site: Site) -> Built | None:
     return linear_layer(site, x, weight, bias, flipped=True)
 
 
-@builder(aten.mm.default, aten.matmul.default)
+@builder(aten.mm.default, aten.matmul.default, reads_weight=True)
 def build_matmul(site: Site) -> Built | None:
     x, weight = site.args
     return linear_layer(site, x, weight, None, flipped=True)
@@ -279,7 +279,13 @@ def describe(weight: str | None, bias: str | None, random_input: bool, kept: str
     return f"{random} {'on a random input' if random_input else 'on a fixed input'}: {kept}"
 
 
-@rule(aten.matmul.default, aten.mm.default, aten.bmm.default, note="factors taken as independent: exact moments")
+@rule(
+    aten.matmul.default,
+    aten.mm.default,
+    aten.bmm.default,
+    note="factors taken as independent: exact moments",
+    linear_in=(0, 1),
+)
 def matmul(a: Gaussian | Tensor, b: Gaussian | Tensor) -> Gaussian:
     """`var(ab) = m_a² v_b + v_a m_b² + v_a v_b` with matrix products; the plain matrix product if one side is fixed."""
     if isinstance(b, Tensor):
