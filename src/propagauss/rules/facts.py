@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from propagauss.errors import PropagaussError, nearest
+from propagauss.nodes import is_custom
 
 Op = Any  # torch._ops.OpOverload, its name "library::op", or a Python function such as operator.add
 
@@ -77,6 +78,8 @@ class OpTable(dict[Op, Any]):
 _NOTHING = Facts()
 _NAMES = tuple(f.name for f in fields(Facts))
 _FACTS: dict[Op, Facts] = OpTable()
+# ops with one of these become parts of elementwise functions
+_ENTRY_BY_ENTRY = ("elementwise", "keeps_order", "casts")
 
 
 def facts(op: Op) -> Facts:
@@ -91,8 +94,18 @@ def state(*ops: Op, **known: Any) -> None:
             raise PropagaussError(
                 f"there is no fact about ops called '{name}'{nearest(name, _NAMES)} (there are {', '.join(_NAMES)})"
             )
+    apart = [name for name in _ENTRY_BY_ENTRY if known.get(name)]
     for op in ops:
+        if apart and _is_custom(op):
+            raise PropagaussError(
+                f"'{apart[0]}' cannot be stated of {op}, only of PyTorch's own ops: a function of one entry is "
+                "differentiated forwards, which gives zero for custom ops; moves_entries and linear_in can be"
+            )
         _FACTS[op] = replace(_FACTS.get(op, _NOTHING), **known)
+
+
+def _is_custom(op: Op) -> bool:
+    return is_custom(op) or (isinstance(op, str) and not op.startswith("aten::"))
 
 
 def having(fact: str) -> set[Op]:
