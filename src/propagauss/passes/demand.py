@@ -36,7 +36,7 @@ def wanted(graph: fx.Graph, outputs: list[Any], decided: AbstractSet[fx.Node] = 
     return found
 
 
-def wanted_outputs(layer: fx.Node, wanted: set[fx.Node]) -> tuple[int, int] | None:
+def wanted_outputs(layer: fx.Node, wanted: AbstractSet[fx.Node]) -> tuple[int, int] | None:
     """The range of a layer's outputs (last dimension) whose spread is wanted; None if that of all of them is.
 
     A fused projection makes queries, keys and values at once and is split: only values have a spread that matters.

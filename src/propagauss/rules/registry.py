@@ -67,12 +67,25 @@ class Built:
 class Site(Protocol):
     """One op of the graph, with at least one uncertain argument, as a builder sees it."""
 
-    op: Op
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    options: Options
-    posterior: Posterior | None
-    wanted_outputs: tuple[int, int] | None  # the only part of the last dimension whose spread is used, if not all
+    @property
+    def op(self) -> Op: ...
+
+    @property
+    def args(self) -> tuple[Any, ...]: ...
+
+    @property
+    def kwargs(self) -> dict[str, Any]: ...
+
+    @property
+    def options(self) -> Options: ...
+
+    @property
+    def posterior(self) -> Posterior | None: ...
+
+    @property
+    def wanted_outputs(self) -> tuple[int, int] | None:
+        """The only part of the last dimension whose variance is used, if not all."""
+        ...
 
     def is_random(self, arg: Any) -> bool:
         """Whether an argument (a node, a literal or a list of them) is uncertain at run time."""
