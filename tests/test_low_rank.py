@@ -11,9 +11,18 @@ from torch import Tensor, nn
 
 import propagauss as pg
 from propagauss.passes.low_rank_variances import deviation
-from propagauss.rules.images.convolution import convolution_fixed_weight, convolution_independent
-from propagauss.rules.matrices.linear import linear_fixed_input, linear_fixed_weight, linear_random_input
-from propagauss.rules.matrices.low_rank import convolution_low_rank, factorise, linear_low_rank
+from propagauss.rules.images.convolution_kernels import (
+    convolution_fixed_weight,
+    convolution_independent,
+    convolution_low_rank,
+)
+from propagauss.rules.matrices.linear_kernels import (
+    linear_fixed_input,
+    linear_fixed_weight,
+    linear_low_rank,
+    linear_random_input,
+)
+from propagauss.rules.matrices.low_rank import factorise
 
 SETTINGS = ((), [1, 1], [1, 1], [1, 1], False, [0, 0], 1)  # of a 3 x 3 convolution that keeps the size
 

@@ -244,7 +244,7 @@ def test_dense_covariance_of_a_transposed_weight_that_cannot_fit_is_refused(monk
         if needed > 1e5:
             raise pg.InputError("too much")
 
-    monkeypatch.setattr("propagauss.rules.images.convolution.require_memory", tiny_machine)
+    monkeypatch.setattr("propagauss.rules.images.memory.require_memory", tiny_machine)
     model = nn.ConvTranspose2d(8, 8, 2).eval()
     posterior = pg.KroneckerPosterior({"weight": (torch.eye(8), torch.eye(32))})
     with pytest.raises(pg.InputError, match=r"256 parameters of 'weight' .* GB .* diagonal posterior"):

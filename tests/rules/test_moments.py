@@ -15,10 +15,9 @@ from torch import Tensor, fx, nn
 import propagauss as pg
 from propagauss.nodes import is_assertion
 from propagauss.rules.elementwise.activation import MomentMatched, elementwise
-from propagauss.rules.elementwise.comparisons import LOGICAL, fusable_comparison
+from propagauss.rules.elementwise.comparisons import decisions, fusable_comparison
 from propagauss.rules.elementwise.moments import MOMENTS
 from propagauss.rules.elementwise.pieces import split
-from propagauss.rules.elementwise.slopes import COMPARISONS
 from reference import random_psd
 from rules.cases import Call
 
@@ -460,7 +459,8 @@ def gated(h: Tensor) -> Tensor:
 
 def _comparison(function: Callable[..., Any], *inputs: Tensor) -> list[fx.Node]:
     program = torch.export.export(Call(function), inputs or (torch.ones(2, 3),), strict=False)
-    return [n for n in program.graph.nodes if n.target in COMPARISONS or n.target in LOGICAL]
+    found = decisions(program.graph)
+    return [n for n in program.graph.nodes if n in found]
 
 
 @pytest.mark.parametrize(

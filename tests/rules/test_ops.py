@@ -10,7 +10,8 @@ from torch import Tensor
 
 import propagauss as pg
 from propagauss.rules import scatter
-from propagauss.rules.registry import FUNCTIONS, MEAN_ONLY
+from propagauss.rules.facts import facts
+from propagauss.rules.registry import FUNCTIONS
 from reference import random_psd
 from rules.cases import Case
 from rules.cases_ops import MORE
@@ -155,7 +156,7 @@ def test_any_subset_of_the_arguments(
 ) -> None:
     leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
     names = [i for i, leaf in enumerate(leaves) if is_real(leaf)]
-    ignored = {id(args[i]) for i in MEAN_ONLY.get(op, ()) if i < len(args)} | {id(kwargs.get("other"))}
+    ignored = {id(args[i]) for i in facts(op).at_mean if i < len(args)} | {id(kwargs.get("other"))}
     names = [i for i in names if id(leaves[i]) not in ignored]
     for size in range(1, len(names) + 1):
         for chosen in itertools.combinations(names, size):

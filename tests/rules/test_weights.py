@@ -12,13 +12,14 @@ from torch.nn.utils import parametrizations
 import propagauss as pg
 from propagauss.rules.entries.fixed import copy
 from propagauss.rules.entries.scatter import scatter_value_add
+from propagauss.rules.facts import facts
 from propagauss.rules.matrices.weights import (
     embedding_bag,
     grouped_mm,
     grouped_mm_of_transformers,
     weight_norm_interface,
 )
-from propagauss.rules.registry import BUILDERS, FUNCTIONS, MEAN_ONLY
+from propagauss.rules.registry import BUILDERS, FUNCTIONS
 
 aten = torch.ops.aten
 
@@ -121,9 +122,9 @@ def test_products_with_experts() -> None:
 
 
 def test_only_shapes_and_types_are_read() -> None:
-    """What an op reads of an argument that it declares `MEAN_ONLY` does not change with its numbers."""
+    """What an op reads of an argument that it takes `at_mean` does not change with its numbers."""
     for op in (aten.zeros_like.default, aten.full_like.default, aten.new_ones.default, aten.expand_as.default):
-        assert MEAN_ONLY[op]
+        assert facts(op).at_mean
     x = pg.Gaussian(numbers(3), numbers(3, seed=1).square())
     other = pg.Gaussian(numbers(2, 3), numbers(2, 3, seed=1).square())
     wide = FUNCTIONS[aten.expand_as.default].function(x, other)

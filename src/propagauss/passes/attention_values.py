@@ -24,7 +24,7 @@ from torch import Tensor, fx
 
 from propagauss.nodes import AT_MEAN, hint
 from propagauss.passes.fusion import cut
-from propagauss.rules.entries.shape import MOVES, SPLITS
+from propagauss.rules.facts import facts
 from propagauss.rules.matrices.attention import linear_after_attention
 from propagauss.tracing.trace import Traced
 
@@ -102,7 +102,7 @@ def _layer_after(node: fx.Node) -> Layer | None:
 
 
 def _only_moves(node: fx.Node) -> bool:
-    return node.target in MOVES or node.target in SPLITS or getattr(node.target, "__name__", "") == "getitem"
+    return facts(node.target).moves_entries
 
 
 def _replace(traced: Traced, attention: fx.Node, value: Layer, output: Layer) -> fx.Node | None:

@@ -16,8 +16,8 @@ from torch import Tensor, fx
 from propagauss.gaussian import Gaussian
 from propagauss.network.streamlined import Streamlined
 from propagauss.nodes import is_assertion, is_custom, is_float, op_name
-from propagauss.passes.fusion import DIFFERENTIABLE
 from propagauss.posteriors.base import Posterior
+from propagauss.rules.facts import differentiable
 from propagauss.tracing.trace import Traced
 
 DRAWS = 16
@@ -37,7 +37,7 @@ class _OnTensors(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if is_assertion(target):
             return None
-        return super().call_function(DIFFERENTIABLE.get(target, target), args, kwargs)
+        return super().call_function(differentiable(target), args, kwargs)
 
 
 def check_first_order(net: Streamlined, traced: Traced, posterior: Posterior | None, example: list[Any]) -> None:

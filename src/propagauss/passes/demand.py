@@ -11,15 +11,11 @@ from collections.abc import Set as AbstractSet
 from itertools import accumulate
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from propagauss.nodes import AT_MEAN, is_float, nodes_in, shape_of
-from propagauss.rules.registry import MEAN_ONLY
-
-aten = torch.ops.aten
-_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-_SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
+from propagauss.rules.facts import facts
+from propagauss.rules.registry import fixed_positions
 
 
 def wanted(graph: fx.Graph, outputs: list[Any], decided: AbstractSet[fx.Node] = frozenset()) -> set[fx.Node]:
@@ -34,13 +30,13 @@ def wanted(graph: fx.Graph, outputs: list[Any], decided: AbstractSet[fx.Node] = 
         if node in found or not (is_float(node) or node in decided) or node.meta.get(AT_MEAN):
             continue
         found.add(node)
-        ignored = MEAN_ONLY.get(node.target, ())
+        ignored = fixed_positions(node)
         stack.extend(n for i, arg in enumerate(node.args) if i not in ignored for n in nodes_in(arg))
         stack.extend(nodes_in(node.kwargs))
     return found
 
 
-def wanted_outputs(layer: fx.Node, wanted: set[fx.Node]) -> tuple[int, int] | None:
+def wanted_outputs(layer: fx.Node, wanted: AbstractSet[fx.Node]) -> tuple[int, int] | None:
     """The range of a layer's outputs (last dimension) whose spread is wanted; None if that of all of them is.
 
     A fused projection makes queries, keys and values at once and is split: only values have a spread that matters.
@@ -51,7 +47,7 @@ def wanted_outputs(layer: fx.Node, wanted: set[fx.Node]) -> tuple[int, int] | No
         if len(readers) != 1:
             return None
         (reader,) = readers
-        if reader.target not in _VIEWS:
+        if not facts(reader.target).keeps_order:
             break
         if _width(reader) != width:
             return None
@@ -80,7 +76,7 @@ def _width(node: fx.Node) -> Any:
 
 def _parts(node: fx.Node, width: Any) -> list[int] | None:
     """Sizes of the parts if the node splits the last dimension."""
-    if not isinstance(width, int) or node.target not in _SPLITS:
+    if not isinstance(width, int) or not facts(node.target).splits:
         return None
     source, _, *rest = node.args
     dim: Any = rest[0] if rest else node.kwargs.get("dim", 0)

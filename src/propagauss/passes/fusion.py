@@ -12,35 +12,12 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from propagauss.nodes import shape_of
-from propagauss.rules.elementwise.slopes import CASTS, RESHAPES
-from propagauss.rules.entries.shape import STRIDE_FREE
-from propagauss.rules.matrices.attention import written_out
+from propagauss.rules.facts import differentiable, facts
+from propagauss.rules.facts import is_elementwise as is_pointwise
 from propagauss.rules.registry import arguments, map_arguments
-
-_UNTAGGED = {
-    torch.ops.aten.hardswish.default,
-    torch.ops.aten.log_sigmoid.default,
-    torch.ops.aten.rrelu.default,
-    torch.ops.aten.selu.default,
-    torch.ops.aten.celu.default,
-    torch.ops.aten.where.self,
-    torch.ops.aten.where.ScalarOther,
-    torch.ops.aten.where.ScalarSelf,
-    torch.ops.aten.where.Scalar,
-    torch.ops.aten.__and__.Tensor,
-    torch.ops.aten.__or__.Tensor,
-    torch.ops.aten.__xor__.Tensor,
-}
-
-
-# entry k of the result is entry k of the argument, in the order of memory
-KEEPS_ORDER = {*RESHAPES, *CASTS}
-# what can be vectorised and differentiated in place of an op that cannot
-DIFFERENTIABLE = STRIDE_FREE | {torch.ops.aten.scaled_dot_product_attention.default: written_out}
 
 
 class Chains:
@@ -71,7 +48,7 @@ class Chains:
         return self._chain[node]
 
     def _extends(self, node: fx.Node, random: list[fx.Node]) -> bool:
-        if self.any_op or node.target in KEEPS_ORDER:
+        if self.any_op or _keeps_order(node.target):
             return True
         return is_pointwise(node.target) and all(shape_of(r) == shape_of(node) for r in random)
 
@@ -111,7 +88,7 @@ def cut(
     for inner in inside:
         args, kwargs = map_arguments(inner, value, other)
         target: Any = inner.target
-        env[inner] = graph.call_function(DIFFERENTIABLE.get(target, target), args, kwargs)
+        env[inner] = graph.call_function(differentiable(target), args, kwargs)
         env[inner].meta["val"] = inner.meta.get("val")
     graph.output(env[node])
     return fx.GraphModule(nn.Module(), graph), list(others)
@@ -130,14 +107,15 @@ def _between(node: fx.Node, sources: Sequence[fx.Node], random: AbstractSet[fx.N
     return {n: None for n in node.graph.nodes if n in found}
 
 
-def is_pointwise(target: Any) -> bool:
-    """Whether the op is elementwise: as PyTorch tags it, or one of those it forgot."""
-    return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in _UNTAGGED)
-
-
 def is_elementwise(target: Any) -> bool:
     """Whether the op, as part of a function, keeps entries apart."""
-    return is_pointwise(target) or target in KEEPS_ORDER
+    return is_pointwise(target) or _keeps_order(target)
+
+
+def _keeps_order(target: Any) -> bool:
+    """Whether entry k of the result is entry k of the argument, in the order of memory."""
+    known = facts(target)
+    return known.keeps_order or known.casts
 
 
 def _has_parts(node: fx.Node, random: list[fx.Node]) -> bool:

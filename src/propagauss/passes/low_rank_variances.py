@@ -1,4 +1,4 @@
-"""`variance_tolerance`: thin factors for the spreads of layers, with ranks found on the example.
+"""`variance_tolerance`: low-rank factors for the variances of layers, with ranks found on the example.
 
 A pass over a streamlined network. It runs the network once on the example, keeps what enters each layer, and gives the
 layer the least rank whose standard deviations are right to twice the tolerance there and on uneven variations of it.
@@ -7,7 +7,6 @@ The whole network is then held to the tolerance itself on the example; if it fai
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -21,21 +20,16 @@ from propagauss.gaussian import Gaussian, mean_of
 from propagauss.network.plan import Step
 from propagauss.network.streamlined import Streamlined
 from propagauss.nodes import STEP
-from propagauss.rules.images.convolution import convolution_fixed_weight, convolution_independent
-from propagauss.rules.matrices.linear import linear_fixed_input, linear_fixed_weight, linear_random_input
-from propagauss.rules.matrices.low_rank import convolution_low_rank, factorise, linear_low_rank
+from propagauss.rules.matrices.low_rank import FORMS, LowRankForm, factorise
 
 RANKS = (1, 2, 4, 8, 16, 32)
-WORTH = 4  # thin factors must have this many times fewer entries than what they stand for
+WORTH = 4  # factors must have this many times fewer entries than what they stand for
 TRIES = 5  # first with twice the tolerance for single layers, as errors average out; then with half of that, ...
 ROWS, SAMPLES = 256, 8  # that a linear layer, a convolution is tried on
 
-THIN = dict.fromkeys((linear_fixed_input, linear_fixed_weight, linear_random_input), linear_low_rank)
-THIN |= dict.fromkeys((convolution_fixed_weight, convolution_independent), convolution_low_rank)
-
 
 def compress(net: Streamlined, leaves: list[Any], tolerance: float) -> Streamlined:
-    """Replace layers of a network, in place, by forms with thin factors where these pass."""
+    """Replace layers of a network, in place, by forms with low-rank factors where these pass."""
     with torch.no_grad():
         recorder = _Recorder(net.body)
         exact = recorder.run(*leaves)
@@ -80,7 +74,7 @@ def _gaussians(tree: Any) -> list[Gaussian]:
 
 @dataclass(frozen=True)
 class Factors:
-    """What takes the place of the spreads of a layer."""
+    """What takes the place of the variances of a layer's weights."""
 
     left: Tensor
     right_mean: Tensor | None
@@ -91,11 +85,10 @@ class Factors:
 
 @dataclass
 class Layer:
-    """A layer whose spreads may be factorised, and some of what entered it."""
+    """A layer whose variances may be factorised, and some of what entered it."""
 
     node: fx.Node
-    x: Gaussian | Tensor
-    constants: dict[str, Any]  # the other arguments of its rule
+    args: tuple[Any, ...]  # of its kernel: some of what entered it, the weight, the bias, ...
     found: dict[int, Factors] = field(default_factory=dict)
 
     def choose(self, tolerance: float) -> Factors | None:
@@ -110,12 +103,22 @@ class Layer:
                 return self.found[rank]
         return None
 
+    @property
+    def x(self) -> Gaussian | Tensor:
+        return self.args[0]
+
+    @property
+    def weight(self) -> Tensor:
+        return self.args[1]
+
+    @property
+    def form(self) -> LowRankForm:
+        return FORMS[self.node.target]
+
     @cached_property
     def parts(self) -> tuple[Tensor | None, Tensor | None]:
         """What meets `m²`, and what meets `v`."""
-        c = self.constants
-        second = c["second_t"].t() if "second_t" in c else c.get("second", c.get("squared"))
-        return c.get("spread"), second
+        return self.form.parts(self.args)
 
     @cached_property
     def matrix(self) -> Tensor:
@@ -142,12 +145,12 @@ class Layer:
             None if part is None else self._as_constant(piece.reshape(rank, *part.shape[1:]))
             for part, piece in zip(self.parts, pieces, strict=True)
         ]
-        left = left.reshape(*left.shape, *[1] * (self.constants["weight"].dim() - 2))
-        made = Factors(left.to(self.constants["weight"].dtype), rights[0], rights[1], rank)
+        left = left.reshape(*left.shape, *[1] * (self.weight.dim() - 2))
+        made = Factors(left.to(self.weight.dtype), rights[0], rights[1], rank)
         return replace(made, error=max(self._error(made, x) for x in (self.x, _varied(self.x))))
 
     def _as_constant(self, right: Tensor) -> Tensor:
-        weight = self.constants["weight"]
+        weight = self.weight
         order = torch.contiguous_format
         if weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last):
             order = torch.channels_last
@@ -155,19 +158,12 @@ class Layer:
 
     def _error(self, factors: Factors, x: Gaussian | Tensor) -> float:
         target: Any = self.node.target
-        return deviation(target(x, **self.constants), _thin(self.node, x, self.constants, factors))
+        args = (x, *self.args[1:])
+        return deviation(target(*args), _factorised(self.form, args, factors))
 
 
-def _thin(node: fx.Node, x: Any, constants: dict[str, Any], factors: Factors) -> Gaussian:
-    thin: Any = THIN[node.target]  # type: ignore[index]
-    return thin(x, **_arguments(constants, factors.left, factors.right_mean, factors.right_variance))
-
-
-def _arguments(constants: dict[str, Any], left: Any, right_mean: Any, right_variance: Any) -> dict[str, Any]:
-    """Of the thin form, from those of the thick one."""
-    kept = {name: constants[name] for name in ("weight", "bias", "others", "settings") if name in constants}
-    factors = {"left": left, "right_mean": right_mean, "right_variance": right_variance}
-    return kept | factors | {"bias_spread": constants.get("bias_spread")}
+def _factorised(form: LowRankForm, args: tuple[Any, ...], factors: Factors) -> Gaussian:
+    return form.form(*form.arguments(args, factors.left, factors.right_mean, factors.right_variance))
 
 
 def _varied(x: Gaussian | Tensor) -> Gaussian | Tensor:
@@ -193,11 +189,11 @@ class _Recorder(fx.Interpreter):
         self.layers: list[Layer] = []
 
     def run_node(self, n: fx.Node) -> Any:
-        if n.op == "call_function" and n.target in THIN:
-            x, *rest = self.fetch_args_kwargs_from_env(n)[0]
-            constants = dict(zip(_names(n), rest, strict=False))
-            if not _is_special(constants):
-                self.layers.append(Layer(n, _some(x, constants["weight"].dim()), constants))
+        form = FORMS.get(n.target) if n.op == "call_function" else None
+        if form is not None:
+            x, weight, *rest = self.fetch_args_kwargs_from_env(n)[0]
+            if not _is_special(weight, form.arguments((x, weight, *rest), None, None, None)[-1]):
+                self.layers.append(Layer(n, (_some(x, weight.dim()), weight, *rest)))
         return super().run_node(n)
 
 
@@ -211,19 +207,12 @@ class _Replacing(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         if n not in self.chosen:
             return super().run_node(n)
-        x, *rest = self.fetch_args_kwargs_from_env(n)[0]
-        return _thin(n, x, dict(zip(_names(n), rest, strict=False)), self.chosen[n])
+        return _factorised(FORMS[n.target], self.fetch_args_kwargs_from_env(n)[0], self.chosen[n])
 
 
-def _names(node: fx.Node) -> list[str]:
-    target: Any = node.target
-    return list(inspect.signature(target).parameters)[1:]
-
-
-def _is_special(constants: dict[str, Any]) -> bool:
+def _is_special(weight: Tensor, setting: Any) -> bool:
     """Grouped and transposed convolutions, whose kernels are not one matrix."""
-    settings = constants.get("settings")
-    return settings is not None and (settings[4] or settings[-1] != 1)
+    return weight.dim() > 2 and (setting[4] or setting[-1] != 1)
 
 
 def _some(x: Gaussian | Tensor, dims: int) -> Gaussian | Tensor:
@@ -237,18 +226,16 @@ def _some(x: Gaussian | Tensor, dims: int) -> Gaussian | Tensor:
 
 
 def _install(body: fx.GraphModule, chosen: dict[fx.Node, Factors]) -> None:
-    """Put the thin forms into the graph, and drop the constants that nothing reads any more."""
+    """Put the low-rank forms into the graph, and drop the constants that nothing reads any more."""
     for node, factors in chosen.items():
-        x, *rest = node.args
         with body.graph.inserting_before(node):
             tensors = (factors.left, factors.right_mean, factors.right_variance)
             parts = [
                 None if tensor is None else _buffer(body, f"{node.name}_{name}", tensor)
                 for name, tensor in zip(("left", "right_mean", "right_variance"), tensors, strict=True)
             ]
-        arguments = _arguments(dict(zip(_names(node), rest, strict=False)), *parts)
-        node.target = THIN[node.target]  # type: ignore[index]
-        node.args = (x, *(arguments.get(name) for name in _names(node)))
+        form = FORMS[node.target]
+        node.target, node.args = form.form, form.arguments(node.args, *parts)
     body.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
     used = {n.target for n in body.graph.nodes if n.op == "get_attr"}
     for name in [name for name, _ in body.named_buffers(recurse=False) if name not in used]:

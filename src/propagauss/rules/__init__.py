@@ -1,5 +1,6 @@
 """Rules: how each ATen op maps Gaussians to Gaussians. Importing this package registers the built-in ones."""
 
+from propagauss.rules import known_ops
 from propagauss.rules.elementwise import activation, arithmetic, moments
 from propagauss.rules.entries import fixed, ordering, scatter, shape
 from propagauss.rules.images import convolution, pooling, sampling
@@ -25,6 +26,7 @@ __all__ = [
     "convolution",
     "distances",
     "fixed",
+    "known_ops",
     "linear",
     "moments",
     "normalisation",

@@ -17,8 +17,7 @@ from torch.fx.node import map_arg
 
 from propagauss.errors import PropagaussError
 from propagauss.posteriors.base import Posterior
-
-Op = Any  # torch._ops.OpOverload, or a Python function such as operator.add
+from propagauss.rules.facts import Op, OpTable, facts, state
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,25 @@ class Built:
 class Site(Protocol):
     """One op of the graph, with at least one uncertain argument, as a builder sees it."""
 
-    op: Op
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    options: Options
-    posterior: Posterior | None
-    wanted_outputs: tuple[int, int] | None  # the only part of the last dimension whose spread is used, if not all
+    @property
+    def op(self) -> Op: ...
+
+    @property
+    def args(self) -> tuple[Any, ...]: ...
+
+    @property
+    def kwargs(self) -> dict[str, Any]: ...
+
+    @property
+    def options(self) -> Options: ...
+
+    @property
+    def posterior(self) -> Posterior | None: ...
+
+    @property
+    def wanted_outputs(self) -> tuple[int, int] | None:
+        """The only part of the last dimension whose variance is used, if not all."""
+        ...
 
     def is_random(self, arg: Any) -> bool:
         """Whether an argument (a node, a literal or a list of them) is uncertain at run time."""
@@ -103,28 +115,13 @@ class Site(Protocol):
 Builder = Callable[[Site], "Built | None"]
 
 
-class OpTable(dict[Op, Any]):
-    """By op, or by its name `"library::op"` for an op of a package that may not be imported yet."""
-
-    def get(self, op: Op, default: Any = None) -> Any:
-        found = super().get(op)
-        if found is None and isinstance(op, torch._ops.OpOverload):
-            found = super().get(op.name())
-        return default if found is None else found
-
-    def __contains__(self, op: object) -> bool:
-        return self.get(op) is not None
-
-
-# positions of arguments that an op takes at their means: it reads shapes and types, or is flat almost everywhere
-MEAN_ONLY: dict[Op, tuple[int, ...]] = {}
 FUNCTIONS: dict[Op, FunctionRule] = OpTable()
 BUILDERS: dict[Op, list[Builder]] = OpTable()
 
 
 def fixed_positions(node: fx.Node) -> tuple[int, ...]:
     """Positions of the arguments that the op of a node takes at their means."""
-    return MEAN_ONLY.get(node.target, ())
+    return facts(node.target).at_mean
 
 
 def arguments(node: fx.Node) -> list[fx.Node]:
@@ -142,7 +139,7 @@ def map_arguments(node: fx.Node, value: Callable[[fx.Node], Any], mean: Callable
     return args, map_arg(node.kwargs, value)
 
 
-def rule(*ops: Op, note: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def rule(*ops: Op, note: str = "", **known: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the rule of one or more ops: the public way to extend propagauss.
 
     The function gets the op's own arguments, with a `Gaussian` wherever a tensor is uncertain, and returns a `Gaussian`
@@ -152,6 +149,8 @@ def rule(*ops: Op, note: str = "") -> Callable[[Callable[..., Any]], Callable[..
         ops: such as `torch.ops.aten.softsign.default` or `torch.ops.mylib.swiglu.default`; or the name
             `"mylib::swiglu"`, if `mylib` may be imported later.
         note: what is approximated, for the plan.
+        known: facts about the ops, such as `at_mean=(1,)` if only the mean of their second argument counts; all of
+            them are listed at `propagauss.rules.facts.Facts`.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,6 +160,7 @@ def rule(*ops: Op, note: str = "") -> Callable[[Callable[..., Any]], Callable[..
                     f"rule() takes one overload of an op, such as {op}.{op.overloads()[0]}, not the whole {op}"
                 )
             FUNCTIONS[op] = FunctionRule(function, note)
+        state(*ops, **known)
         if function.__module__ is None:  # made by exec; generated code needs a name for it
             function.__module__ = "__main__"
         return function
@@ -168,12 +168,16 @@ def rule(*ops: Op, note: str = "") -> Callable[[Callable[..., Any]], Callable[..
     return register
 
 
-def builder(*ops: Op) -> Callable[[Builder], Builder]:
-    """Register a builder; it may return None to leave the site to the builder before it or to a function rule."""
+def builder(*ops: Op, **known: Any) -> Callable[[Builder], Builder]:
+    """Register a builder; it may return None to leave the site to the builder before it or to a function rule.
+
+    `known` are facts about the ops, as in `rule`.
+    """
 
     def register(function: Builder) -> Builder:
         for op in ops:
             BUILDERS.setdefault(op, []).append(function)
+        state(*ops, **known)
         return function
 
     return register

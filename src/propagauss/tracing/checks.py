@@ -9,26 +9,11 @@ from torch import Tensor, fx, nn
 
 from propagauss.errors import InputError
 from propagauss.nodes import argument, module_path, op_name
+from propagauss.rules.facts import facts
 
 aten = torch.ops.aten
 
-_TRAINING_FLAG = {
-    "aten::dropout": (2, "train"),
-    "aten::feature_dropout": (2, "train"),
-    "aten::alpha_dropout": (2, "train"),
-    "aten::feature_alpha_dropout": (2, "train"),
-    "aten::batch_norm": (5, "training"),
-    "aten::rrelu": (3, "training"),
-}
 _RECURRENT = {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
-
-
-_TRAINING_OPS = {
-    "aten::_native_batch_norm_legit",
-    "aten::_native_batch_norm_legit_functional",
-    "aten::native_dropout",
-    "aten::rrelu_with_noise",
-}
 _NO_STATISTICS = {aten._native_batch_norm_legit.no_stats}
 
 
@@ -44,7 +29,7 @@ def refuse_training(graph: fx.Graph) -> None:
                 f"{op_name(node.target)} at '{module_path(node)}' has no running statistics and normalises by those of "
                 "the batch, so its samples are not independent: train with track_running_stats=True"
             )
-        if active or name in _TRAINING_OPS:
+        if active or facts(node.target).training_only:
             raise InputError(
                 f"{op_name(node.target)} at '{module_path(node)}' is in training mode, where the output is random or "
                 "changes the model: call model.eval() first"
@@ -59,10 +44,10 @@ def _is_training(node: fx.Node, name: str) -> bool:
             and bool(argument(node, 6, "train"))
             and _positive(argument(node, 5, "dropout"))
         )
-    if name not in _TRAINING_FLAG:
+    known = facts(node.target)
+    if known.training_flag is None:
         return False
-    position, flag = _TRAINING_FLAG[name]
-    return bool(argument(node, position, flag)) and ("dropout" not in name or _positive(argument(node, 1, "p")))
+    return bool(argument(node, *known.training_flag)) and (not known.drops_out or _positive(argument(node, 1, "p")))
 
 
 def _positive(p: Any) -> bool:

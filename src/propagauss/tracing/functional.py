@@ -15,33 +15,17 @@ from torch.fx.node import map_arg
 
 from propagauss.errors import InputError
 from propagauss.nodes import argument, module_path, replace
+from propagauss.rules.facts import facts
 from propagauss.tracing.exporting import first_line, quietly
 
 aten = torch.ops.aten
-
-# ops that PyTorch composes of others, but that never return (a view of) their input; of any other composed op we assume
-# that it may, since their schemas do not say
-_FRESH = {
-    *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "matmul"),
-    *("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "softmax", "log_softmax", "bilinear"),
-    *("scaled_dot_product_attention", "embedding", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_avg_pool1d"),
-    *("adaptive_avg_pool2d", "adaptive_avg_pool3d", "silu", "selu", "relu6", "prelu", "log_sigmoid", "rrelu", "square"),
-}
-_DROPOUT = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default}
-_DROPOUT |= {aten.feature_alpha_dropout.default, aten.dropout_.default, aten.feature_dropout_.default}
-_DROPOUT |= {aten.alpha_dropout_.default, aten.feature_alpha_dropout_.default}
-_UNSAFE = {
-    aten.unsafe_chunk.default: aten.chunk.default,
-    aten.unsafe_split.Tensor: aten.split.Tensor,
-    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
-}
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
     """The program without in-place ops; also without dropout that is switched off, which returns its input itself."""
     graph = program.graph
     for node in list(graph.nodes):
-        if node.target in _DROPOUT and not (argument(node, 2, "train") and argument(node, 1, "p")):
+        if facts(node.target).drops_out and not (argument(node, 2, "train") and argument(node, 1, "p")):
             replace(program, node, node.args[0])
     mutable = [n for n in graph.nodes if _is_mutable(n.target)]
     if not mutable:
@@ -63,8 +47,9 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 def _functionalised(program: ExportedProgram) -> ExportedProgram:
     """By PyTorch, after ops that hide from it that they return views have been replaced by ops that do not."""
     for node in program.graph.nodes:
-        if node.target in _UNSAFE:
-            node.target = _UNSAFE[node.target]
+        plain = facts(node.target).same_as
+        if plain is not None:
+            node.target = plain
         elif node.target == aten.einsum.default and len(node.args[1]) == 1:
             _open_up(node)
     program.graph_module.recompile()
@@ -133,7 +118,7 @@ def _may_alias(target: Any) -> bool:
     if any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments):
         return True
     composed = target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
-    return composed and not target._schema.is_mutable and target._schema.name.split("::")[1] not in _FRESH
+    return composed and not target._schema.is_mutable and not facts(target).fresh
 
 
 def _after(node: fx.Node) -> list[fx.Node]:

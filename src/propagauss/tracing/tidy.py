@@ -11,27 +11,9 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from propagauss.nodes import argument, call, dtype_of, is_assertion, is_open, replace, shape_of
-from propagauss.rules.entries.aliases import ALIASES
+from propagauss.rules.facts import facts
 
 aten = torch.ops.aten
-
-# identities for us: `detach` stops gradients, but what it returns is as uncertain as what it takes
-_IDENTITIES = {
-    *(aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default),
-    *(aten.lift_fresh_copy.default, aten.positive.default),
-    # these where they change nothing
-    *(aten.expand.default, aten.expand_as.default, aten.view.default, aten.reshape.default),
-    *(aten._unsafe_view.default, aten.to.dtype, aten.type_as.default),
-}
-_DROPOUTS = {
-    *(aten.dropout.default, aten.feature_dropout.default),
-    *(aten.alpha_dropout.default, aten.feature_alpha_dropout.default),
-}
-_REDUCTIONS = {
-    *(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.logsumexp.default),
-    *(aten.max.dim, aten.min.dim, aten.median.dim),
-}
-_PERMUTATIONS = {aten.transpose.int, aten.permute.default, aten.swapaxes.default, aten.t.default, aten.mT.default}
 
 
 def tidied(program: ExportedProgram) -> ExportedProgram:
@@ -68,11 +50,12 @@ def _merge_equals(program: ExportedProgram) -> None:
 def _simpler(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     """What a node may be replaced by, if there is anything."""
     args: Any = node.args
-    if node.target in _IDENTITIES or (node.target in _DROPOUTS and not argument(node, 2, "train", False)):
+    known = facts(node.target)
+    if known.returns_input or (known.drops_out and not argument(node, 2, "train", False)):
         return args[0] if _alike(node, args[0]) else None
-    if node.target in ALIASES:
+    if known.same_as is not None:
         with graph.inserting_before(node):
-            new = graph.call_function(ALIASES[node.target], node.args, node.kwargs)
+            new = graph.call_function(known.same_as, node.args, node.kwargs)
         new.meta = dict(node.meta)
         return new
     if node.target == aten.copy.default:
@@ -90,9 +73,9 @@ def _simpler(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         return _spliced(graph, node, base, row, dim, index, index + 1 or sys.maxsize)
     if node.target in (aten.zero.default, aten.fill.Scalar, aten.fill.Tensor):
         return _filled(graph, node)
-    if node.target in _PERMUTATIONS:
+    if _order(node) is not None:
         return _unmoved(graph, node)
-    if node.target in _REDUCTIONS:
+    if known.reduces:
         return _over_stack(graph, node)
     return _part_of_stack(node)
 
@@ -132,10 +115,7 @@ def _unmoved(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     """The source of permutations that cancel, and `stack(x, 1)` for `stack(x, 0).transpose(0, 1)`."""
     order = list(range(len(shape_of(node) or ())))
     current: Any = node
-    while current.target in _PERMUTATIONS:
-        step = _order(current)
-        if step is None:
-            return None
+    while (step := _order(current)) is not None:
         order, current = [step[i] for i in order], current.args[0]
         if order == sorted(order):
             return current
@@ -149,15 +129,15 @@ def _unmoved(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _order(node: fx.Node) -> list[int] | None:
-    """Which dimension of the input each dimension of the output is."""
+    """Which dimension of the input each dimension of the output is; None for an op that does not permute them."""
     n = len(shape_of(node) or ())
     if node.target == aten.permute.default:
         dims: Any = argument(node, 1, "dims")
         return [d % n for d in dims]
-    if n < 2:
+    if n < 2 or node.target not in (aten.transpose.int, aten.t.default, aten.mT.default):
         return None
     args: Any = node.args
-    first, second = (-2, -1) if node.target in (aten.t.default, aten.mT.default) else args[1:3]
+    first, second = args[1:3] if node.target == aten.transpose.int else (-2, -1)
     order = list(range(n))
     order[first], order[second] = order[second], order[first]
     return order

@@ -17,7 +17,7 @@ from propagauss.passes.sample_mixing import samples_of
 from propagauss.posteriors.base import Posterior
 from propagauss.rules.derivatives.jacobian import Piece
 from propagauss.rules.elementwise.activation import MomentMatched
-from propagauss.rules.entries.shape import STRIDE_FREE
+from propagauss.rules.facts import stride_free
 from propagauss.rules.registry import Options, Weight, arguments
 from propagauss.rules.wrapping import RandomParameter
 from propagauss.tracing.trace import Traced
@@ -135,9 +135,8 @@ class NewGraph:
     def copied(self, node: fx.Node) -> fx.Node:
         """The same op, on means."""
         new = self.graph.node_copy(node, self.plain)
-        if node.target in STRIDE_FREE:  # a mean may be laid out in memory unlike the model's own value
-            op: Any = node.target
-            new.target = STRIDE_FREE[op]  # pyright: ignore[reportAttributeAccessIssue]
+        if node.op == "call_function":  # a mean may be laid out in memory unlike the model's own value
+            new.target = stride_free(node.target)
         return new
 
     # -- ops as functions of uncertain values

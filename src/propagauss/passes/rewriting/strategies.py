@@ -21,21 +21,13 @@ from propagauss.passes.rewriting.new_graph import Moments
 from propagauss.passes.rewriting.site import OpSite
 from propagauss.passes.sample_mixing import keeps_apart
 from propagauss.rules.derivatives.jacobian import Linearised, LinearisedVariances, Piece
-from propagauss.rules.derivatives.tangent import JOINS, LAYERS
 from propagauss.rules.elementwise import activation
 from propagauss.rules.elementwise.activation import CLOSED, MomentMatched
+from propagauss.rules.facts import facts
 from propagauss.rules.registry import BUILDERS, FUNCTIONS, map_arguments
 from propagauss.rules.wrapping import Delta, Pointwise
 
 aten = torch.ops.aten
-# ops whose rules broadcast an unbatched random parameter against samples themselves
-BROADCASTING = {
-    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.rsub.Scalar, aten.where.self),
-    *(aten.prelu.default, aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default),
-    *(aten.group_norm.default, aten.instance_norm.default, aten.layer_norm.default, aten.rms_norm.default),
-}
-# ops whose rules read a stored weight
-STORED = {*LAYERS, aten.addmm.default, aten.mm.default, aten.matmul.default}
 
 
 @dataclass(frozen=True)
@@ -148,16 +140,16 @@ def fits(site: OpSite) -> bool:
     """Whether the rules for the op, if there are any, are made for such arguments."""
     if site.reads_virtual:
         return False
-    if site.occurrences > len(site.random) and not is_pointwise(site.op) and site.op not in JOINS:
+    if site.occurrences > len(site.random) and not is_pointwise(site.op) and not facts(site.op).joins:
         return False  # a product of a value with itself, which rules for products take for one of strangers
     if not site.options.full or not site.loose:
         return True
     if site.is_unbatched:  # not to be broadcast: the first dimension of a parameter is no batch
         same = shape_of(site.random[0]) == shape_of(site.node)
-        return len(site.random) == 1 and site.op not in STORED and (same or not is_pointwise(site.op))
-    if site.op in STORED:
+        return len(site.random) == 1 and not facts(site.op).reads_weight and (same or not is_pointwise(site.op))
+    if facts(site.op).reads_weight:
         return _is_layer(site)
-    return site.op in BROADCASTING or is_pointwise(site.op)
+    return facts(site.op).broadcasts or is_pointwise(site.op)
 
 
 def _is_layer(site: OpSite) -> bool:
@@ -172,14 +164,14 @@ def _is_layer(site: OpSite) -> bool:
 
 def _must_be_built(site: OpSite) -> bool:
     """In the full structure a stored weight has no batch: only builders know what to do with it."""
-    return site.options.full and bool(site.loose) and site.op in STORED
+    return site.options.full and bool(site.loose) and facts(site.op).reads_weight
 
 
 def _must_be_pointwise(site: OpSite) -> bool:
     """In the full structure, a parameter that meets samples in an op whose rule does not broadcast it."""
-    if not site.options.full or not site.loose or site.op in STORED:
+    if not site.options.full or not site.loose or facts(site.op).reads_weight:
         return False
-    return not site.is_unbatched and site.op not in BROADCASTING
+    return not site.is_unbatched and not facts(site.op).broadcasts
 
 
 def _is_of_one_value(site: OpSite) -> bool:

@@ -16,75 +16,14 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from propagauss.nodes import is_complex
-from propagauss.rules.elementwise.slopes import TANGENTS, as_slope
-from propagauss.rules.entries.shape import MOVES, SPLITS, as_complex
-from propagauss.rules.matrices.attention import written_out
+from propagauss.nodes import is_complex, nodes_in
+from propagauss.rules.elementwise.slopes import as_slope, tangent_of
+from propagauss.rules.facts import facts
 
 aten = torch.ops.aten
 
-# no constant part: the op itself, applied to the deviation
-HOMOGENEOUS = {
-    *MOVES,
-    *SPLITS,
-    operator.getitem,
-    aten.sum.default,
-    aten.sum.dim_IntList,
-    aten.mean.default,
-    aten.mean.dim,
-    aten.cumsum.default,
-    aten.neg.default,
-    aten.embedding.default,
-    aten.view_as_real.default,
-    as_complex,
-    aten.real.default,
-    aten.imag.default,
-    aten._fft_r2c.default,
-    aten._fft_c2c.default,
-    aten._fft_c2r.default,
-    aten.fft_fft.default,
-    aten.fft_ifft.default,
-    aten.fft_rfft.default,
-    aten.fft_irfft.default,
-    aten.fft_fft2.default,
-    aten.fft_ifft2.default,
-    aten.fft_rfft2.default,
-    aten.fft_irfft2.default,
-    aten.fft_fftn.default,
-    aten.fft_ifftn.default,
-    aten.fft_rfftn.default,
-    aten.fft_irfftn.default,
-}
-# linear in each factor, as long as only one of them deviates
-PRODUCTS = {
-    aten.mul.Tensor,
-    aten.mul.Scalar,
-    operator.mul,
-    aten.matmul.default,
-    aten.mm.default,
-    aten.bmm.default,
-    aten.mv.default,
-    aten.dot.default,
-    aten.einsum.default,
-}
-QUOTIENTS = {aten.div.Tensor, aten.div.Scalar, operator.truediv}
-# (input, weight, bias, ...)
-LAYERS = {
-    aten.linear.default,
-    aten.bilinear.default,
-    aten.conv1d.default,
-    aten.conv2d.default,
-    aten.conv3d.default,
-    aten.conv1d.padding,
-    aten.conv2d.padding,
-    aten.conv3d.padding,
-    aten.convolution.default,
-    aten.conv_transpose1d.default,
-    aten.conv_transpose2d.input,
-    aten.conv_transpose3d.input,
-}
+# with the sign of the second term
 _SUMS = {aten.add.Tensor: 1, aten.add.Scalar: 1, operator.add: 1, aten.sub.Tensor: -1, aten.sub.Scalar: -1}
-JOINS = {aten.cat.default, aten.concat.default, aten.stack.default}
 
 
 def is_affine(function: fx.GraphModule, at: int) -> bool:
@@ -133,10 +72,11 @@ def _tangent(graph: fx.Graph, node: fx.Node, env: dict[Any, Any], tangents: dict
         given = (env[node], tangents[args[0]], *values)
         return graph.call_function(CLOSED[target], given, map_arg(node.kwargs, env.__getitem__))
     moved = [a for a in node.all_input_nodes if a in tangents]
-    if target not in TANGENTS or any(a not in args for a in moved) or any(map(is_complex, [node, *moved])):
+    rule = tangent_of(target)
+    if rule is None or any(a not in args for a in moved) or any(map(is_complex, [node, *moved])):
         return None
     each = tuple(tangents.get(a) if isinstance(a, fx.Node) else None for a in args)
-    found = graph.call_function(TANGENTS[target], (env[node], values, each), map_arg(node.kwargs, env.__getitem__))
+    found = graph.call_function(rule, (env[node], values, each), map_arg(node.kwargs, env.__getitem__))
     return graph.call_function(_widened, (env[node], found))
 
 
@@ -201,25 +141,16 @@ def _affine(graph: fx.Graph, node: fx.Node, env: dict[Any, Any], tangents: dict[
     def call(function: Callable[..., Any], *given: Any) -> fx.Node:
         return graph.call_function(function, given)
 
-    if target in HOMOGENEOUS:
-        return swapped() if len(moved) == 1 and (args[0] is moved[0] or target not in _FIRST_ONLY) else None
-    if target in PRODUCTS:
-        return swapped() if len(moved) == 1 else None
-    if target is written_out:
-        return swapped() if len(moved) == 1 and args[2] is moved[0] else None
-    if target in QUOTIENTS:
-        return swapped() if len(moved) == 1 and args[0] is moved[0] else None
-    if target in LAYERS:
-        bias = 3 if target == aten.bilinear.default else 2
-        if len(moved) == 1 and len(args) > bias and args[bias] is moved[0]:
-            return None  # a bias has a place of its own in each op: left to differentiation
-        return swapped((bias,)) if len(moved) == 1 else None
+    known = facts(target)
+    at = [i for i, a in enumerate(args) if any(n in tangents for n in nodes_in(a))]
+    if len(moved) == len(at) == 1 and known.linear_at(at[0]):
+        return swapped(() if known.adds is None else (known.adds,))
     if target in _SUMS:
         first, second = (tangents.get(a) if isinstance(a, fx.Node) else None for a in args[:2])
         return call(_summed, env[node], first, second, _SUMS[target] * kwargs.get("alpha", 1))
     if target == aten.rsub.Scalar:
         return call(_negated, tangents[args[0]], args[2] if len(args) > 2 else 1)
-    if target in JOINS:
+    if known.joins:
         parts = [tangents[p] if p in tangents else call(torch.zeros_like, env[p]) for p in args[0]]
         return graph.call_function(target, (parts, *map_arg(args[1:], env.__getitem__)))
     if target == aten.constant_pad_nd.default and len(moved) == 1:
@@ -230,10 +161,6 @@ def _affine(graph: fx.Graph, node: fx.Node, env: dict[Any, Any], tangents: dict[
         branches = (tangents.get(a) if isinstance(a, fx.Node) else None for a in args[1:])
         return call(_chosen, env[node], env[args[0]], *branches)
     return None
-
-
-# the tangent of an index, say, would be no tangent at all
-_FIRST_ONLY = {*MOVES, *SPLITS, operator.getitem}
 
 
 def _summed(like: Tensor, first: Tensor | None, second: Tensor | None, factor: float) -> Tensor:

@@ -20,6 +20,7 @@ from propagauss.gaussian import Gaussian, common, mean_of
 from propagauss.rules.elementwise.moments import leaky_relu
 from propagauss.rules.elementwise.moments import relu as positive_part
 from propagauss.rules.elementwise.slopes import partial_slope
+from propagauss.rules.facts import state
 from propagauss.rules.registry import Built, Site, builder, rule
 
 aten = torch.ops.aten
@@ -32,24 +33,24 @@ def independent_sum(mean: Tensor, parts: list[Gaussian]) -> Gaussian:
     return Gaussian.of(kind, mean, kind.plus(mean, parts))
 
 
-@rule(aten.add.Tensor, aten.add.Scalar, operator.add, note="independent terms")
+@rule(aten.add.Tensor, aten.add.Scalar, operator.add, note="independent terms", sums=True)
 def add(x: Value, y: Value, *, alpha: float = 1) -> Gaussian:
     mean = mean_of(x) + mean_of(y) if alpha == 1 else torch.add(mean_of(x), mean_of(y), alpha=alpha)
     y = multiply(y, alpha) if isinstance(y, Gaussian) and alpha != 1 else y
     return independent_sum(mean, [g.expanded(mean.shape) for g in (x, y) if isinstance(g, Gaussian)])
 
 
-@rule(aten.sub.Tensor, aten.sub.Scalar, operator.sub, note="independent terms")
+@rule(aten.sub.Tensor, aten.sub.Scalar, operator.sub, note="independent terms", sums=True)
 def subtract(x: Value, y: Value, *, alpha: float = 1) -> Gaussian:
     return add(x, y, alpha=-alpha)
 
 
-@rule(aten.rsub.Tensor, aten.rsub.Scalar, note="independent terms")
+@rule(aten.rsub.Tensor, aten.rsub.Scalar, note="independent terms", sums=True)
 def reverse_subtract(x: Value, y: Value, alpha: float = 1) -> Gaussian:
     return add(multiply(x, -alpha), y)
 
 
-@rule(aten.mul.Tensor, aten.mul.Scalar, operator.mul, note="independent factors: exact moments")
+@rule(aten.mul.Tensor, aten.mul.Scalar, operator.mul, note="independent factors: exact moments", linear_in=(0, 1))
 def multiply(x: Value, y: Value) -> Gaussian:
     mean = mean_of(x) * mean_of(y)
     if not isinstance(y, Gaussian):
@@ -61,7 +62,13 @@ def multiply(x: Value, y: Value) -> Gaussian:
     return Gaussian.of(kind, mean, kind.times(mean, x, y))
 
 
-@rule(aten.div.Tensor, aten.div.Scalar, operator.truediv, note="independent terms; linearised in the divisor")
+@rule(
+    aten.div.Tensor,
+    aten.div.Scalar,
+    operator.truediv,
+    note="independent terms; linearised in the divisor",
+    linear_in=(0,),
+)
 def divide(x: Value, y: Value) -> Gaussian:
     if not isinstance(y, Gaussian):
         mean = mean_of(x) / y
@@ -71,7 +78,12 @@ def divide(x: Value, y: Value) -> Gaussian:
     return delta(torch.div, x, y)
 
 
-@rule(aten.neg.default, operator.neg)
+# an unbatched parameter meets samples here without further ado
+state(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.rsub.Scalar, broadcasts=True)
+state(aten.where.self, broadcasts=True)
+
+
+@rule(aten.neg.default, operator.neg, sums=True, linear_in=(0,))
 def negate(x: Gaussian) -> Gaussian:
     return x.scale(1.0).scaled(-x.mean, -torch.ones((), dtype=x.dtype, device=x.device))
 
@@ -99,7 +111,7 @@ def _forward_slope(function: Callable[..., Tensor], values: list[Any], i: int, a
     return torch.func.jvp(partial, (at,), (torch.ones_like(at),))[1]
 
 
-@rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, note="independent branches")
+@rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, note="independent branches", elementwise=True)
 def where(condition: Tensor, x: Value, y: Value) -> Gaussian:
     mean = torch.where(condition, mean_of(x), mean_of(y))
     chosen = condition.to(mean.dtype)
@@ -110,7 +122,7 @@ def where(condition: Tensor, x: Value, y: Value) -> Gaussian:
     return independent_sum(mean, parts)
 
 
-@rule(aten.prelu.default, note="linearised")
+@rule(aten.prelu.default, note="linearised", broadcasts=True)
 def prelu(x: Value, weight: Value) -> Gaussian:
     """`x` where positive, `w x` elsewhere; the slope may be random: `min(m, 0)² Var(w)`."""
     value, slope = mean_of(x), mean_of(weight)

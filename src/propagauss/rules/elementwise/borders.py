@@ -15,18 +15,16 @@ from torch import Tensor, fx, nn
 
 from propagauss.rules.elementwise.panels import merged
 from propagauss.rules.elementwise.piecewise import PIECES
-from propagauss.rules.elementwise.slopes import COMPARISONS
+from propagauss.rules.facts import facts, is_elementwise
 
 aten = torch.ops.aten
 BISECTIONS = 40
 BENDS = (-2.0, 0.0, 2.0)  # where tanh and the like turn from one straight line into another, roughly
 
+# something changes where two arguments are equal
 _PAIRS = {aten.maximum.default, aten.minimum.default, aten.fmax.default, aten.fmin.default}
 _PAIRS |= {aten.clamp_min.Tensor, aten.clamp_max.Tensor}
-_SUMS = {aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar}
-_SUMS |= {aten.neg.default, aten.clone.default, aten.alias.default, aten.detach.default}
-_PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
-_QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
+# not affine, but without a bend of their own
 _MIXED = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.masked_fill.Scalar, aten.to.dtype}
 _MIXED |= {aten._to_copy.default, aten.pow.Tensor_Tensor}
 
@@ -127,20 +125,18 @@ def _switches(function: fx.GraphModule) -> tuple[list[Switch], list[Switch]]:
 
 
 def _is_affine(node: fx.Node, depends: set[fx.Node], affine: set[fx.Node]) -> bool:
-    inputs = [a for a in node.args if isinstance(a, fx.Node) and a in depends]
-    if not all(a in affine for a in inputs):
+    at = [i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a in depends]
+    if not all(node.args[i] in affine for i in at):
         return False
-    if node.target in _SUMS:
-        return True
-    if node.target in _PRODUCTS:
-        return len(inputs) == 1
-    return node.target in _QUOTIENTS and inputs == [node.args[0]]
+    known = facts(node.target)
+    return known.sums or (is_elementwise(node.target) and len(at) == 1 and known.linear_at(at[0]))
 
 
 def _of(node: fx.Node) -> list[tuple[Switch, bool]]:
     """The switches of one op, and whether something is not differentiable there."""
     op, args = node.target, node.args
-    if op in COMPARISONS or op in _PAIRS:
+    known = facts(op)
+    if known.compares or op in _PAIRS:
         first, second = args[:2] if isinstance(args[0], fx.Node) else reversed(args[:2])
         return [((first, second), True)]  # type: ignore[list-item]
     if op == aten.clamp.Tensor:
@@ -150,6 +146,7 @@ def _of(node: fx.Node) -> list[tuple[Switch, bool]]:
         knots = PIECES[op](*args[1:], **node.kwargs).knots  # type: ignore[misc]
         bends = BENDS if op == aten.abs.default else ()  # as in x / (1 + |x|)
         return [((args[0], knot), knot in knots) for knot in dict.fromkeys((*knots, *bends))]  # type: ignore[misc]
-    if op in _SUMS or op in _PRODUCTS or op in _QUOTIENTS or op in _MIXED or not isinstance(args[0], fx.Node):
+    straight = known.sums or (is_elementwise(op) and known.linear_in)
+    if straight or op in _MIXED or not isinstance(args[0], fx.Node):
         return []
     return [((args[0], bend), False) for bend in BENDS]

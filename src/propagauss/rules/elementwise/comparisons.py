@@ -13,17 +13,20 @@ from torch import fx
 
 from propagauss.nodes import is_assertion, shape_of
 from propagauss.rules.elementwise.piecewise import RULES
-from propagauss.rules.elementwise.slopes import COMPARISONS
+from propagauss.rules.facts import facts
 
 aten = torch.ops.aten
-LOGICAL = {aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.logical_not.default}
-LOGICAL |= {aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor, aten.bitwise_not.default}
-LOGICAL |= {aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor}
 
 
 def decisions(graph: fx.Graph) -> set[fx.Node]:
     """All comparisons, and logical combinations of them."""
-    return {n for n in graph.nodes if n.target in COMPARISONS or n.target in LOGICAL}
+    return {n for n in graph.nodes if is_decision(n)}
+
+
+def is_decision(node: fx.Node) -> bool:
+    """Whether an op compares, or combines what is true or false."""
+    known = facts(node.target)
+    return known.compares or known.combines
 
 
 def is_elementwise(node: fx.Node) -> bool:
@@ -46,7 +49,7 @@ def fusable_comparison(node: fx.Node, certain: Callable[[fx.Node], bool] = is_co
     Args:
         certain: whether a value is not uncertain; it is asked about values behind this node in the graph, too.
     """
-    if node.target not in COMPARISONS and node.target not in LOGICAL:
+    if not is_decision(node):
         return False
     decided = _decided(node)
     return decided is not None and any(
@@ -62,7 +65,7 @@ def _decided(node: fx.Node) -> list[fx.Node] | None:
             continue
         if user.op != "call_function" or not is_elementwise(user):
             return None
-        if user.target in LOGICAL or user.target in COMPARISONS:
+        if is_decision(user):
             further = _decided(user)
             if further is None:
                 return None

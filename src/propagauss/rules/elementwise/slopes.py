@@ -16,17 +16,11 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from propagauss.nodes import is_complex
+from propagauss.rules.facts import facts
 
 aten = torch.ops.aten
 Derivative = Callable[..., Tensor]  # (argument, value, *other arguments of the op) -> derivative
 Tangent = Any  # a tensor, the number 1.0 for the variable itself, or None for what does not depend on it
-
-# the same entries in the same order
-RESHAPES = {
-    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints),
-    *(aten.unflatten.int, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),
-}
-CASTS = {aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten.type_as.default}
 
 # -- functions of one variable
 
@@ -173,9 +167,6 @@ def _first_if_larger(y: Tensor, a: Any, b: Any, ta: Tangent, tb: Tangent) -> Ten
 
 # tangents of several arguments: (value, arguments, their tangents, **settings) -> tangent of the value
 TANGENTS: dict[Any, Callable[..., Tangent]] = {}
-COMPARISONS = {
-    overload for op in (aten.gt, aten.ge, aten.lt, aten.le, aten.eq, aten.ne) for overload in (op.Tensor, op.Scalar)
-}
 
 
 def _register(*ops: Any) -> Callable[[Callable[..., Tangent]], Callable[..., Tangent]]:
@@ -232,13 +223,11 @@ def _power_of_number(y: Tensor, args: tuple[Any, ...], tangents: tuple[Tangent, 
     return _times(tangents[1], y * math.log(args[0]))
 
 
-@_register(*RESHAPES)
 def _reshape(y: Tensor, args: tuple[Any, ...], tangents: tuple[Tangent, ...], **settings: Any) -> Tangent:
     t = tangents[0]
     return t.expand(args[0].shape).reshape(y.shape) if isinstance(t, Tensor) else t
 
 
-@_register(*CASTS)
 def _cast(y: Tensor, args: tuple[Any, ...], tangents: tuple[Tangent, ...], **settings: Any) -> Tangent:
     return tangents[0].to(y.dtype) if isinstance(tangents[0], Tensor) else tangents[0]
 
@@ -258,6 +247,12 @@ def _unary(derivative: Derivative) -> Callable[..., Tangent]:
 TANGENTS.update({op: _unary(derivative) for op, derivative in UNARY.items()})
 
 
+def tangent_of(op: Any) -> Callable[..., Tangent] | None:
+    """The derivative of an op along tangents of its arguments, if it is known here."""
+    known = facts(op)
+    return TANGENTS.get(op) or (_reshape if known.keeps_order else _cast if known.casts else None)
+
+
 def as_slope(y: Tensor, tangent: Tangent) -> Tensor:
     """A tangent as a factor for deviations: a tensor that broadcasts to `y`."""
     return tangent.to(y.dtype) if isinstance(tangent, Tensor) else torch.full_like(y, tangent)
@@ -265,7 +260,7 @@ def as_slope(y: Tensor, tangent: Tangent) -> Tensor:
 
 def partial_slope(op: Any, y: Tensor, args: tuple[Any, ...], at: int) -> Tensor | None:
     """`∂op/∂args[at]`, if it is known here; `y` is the value of the op."""
-    rule = TANGENTS.get(op)
+    rule = tangent_of(op)
     if rule is None:
         return None
     return as_slope(y, rule(y, args, tuple(1.0 if i == at else None for i in range(len(args)))))
@@ -288,9 +283,9 @@ def with_slope(function: fx.GraphModule) -> fx.GraphModule | None:
             graph.output((env[value], slope))
         else:
             env[node] = graph.node_copy(node, env.__getitem__)
-            if node.target in COMPARISONS or not any(a in tangents for a in node.all_input_nodes):
+            if facts(node.target).compares or not any(a in tangents for a in node.all_input_nodes):
                 continue
-            rule, given = TANGENTS.get(node.target), [a for a in node.args if isinstance(a, fx.Node)]
+            rule, given = tangent_of(node.target), [a for a in node.args if isinstance(a, fx.Node)]
             if rule is None or any(a in tangents and a not in given for a in node.all_input_nodes):
                 return None
             each = tuple(tangents.get(a) if isinstance(a, fx.Node) else None for a in node.args)

@@ -1,7 +1,7 @@
 """Other names of ops: `multiply` is `mul`. The rule of the one is the rule of the other.
 
-`ALIASES` is for graph passes too: an op by its plain name is recognised (as elementwise, in patterns) where the alias,
-which PyTorch does not tag, is not.
+The fact `same_as` is for graph passes too: an op by its plain name is recognised (as elementwise, in patterns) where
+the alias, which PyTorch does not tag, is not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from propagauss.rules.registry import FUNCTIONS, MEAN_ONLY
+from propagauss.rules.facts import facts, state
+from propagauss.rules.registry import FUNCTIONS
 
 aten = torch.ops.aten
 
@@ -67,6 +68,10 @@ _OTHER_OVERLOADS = {
     aten.special_xlogy.self_scalar: aten.xlogy.Scalar_Self,
     aten.special_softmax.default: aten.softmax.int,
     aten.special_log_softmax.default: aten.log_softmax.int,
+    # these hide that they return views
+    aten.unsafe_chunk.default: aten.chunk.default,
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
 
 
@@ -80,11 +85,7 @@ def _pairs() -> dict[Any, Any]:
     return found
 
 
-# alias -> the op that it is another name of, with the same arguments
-ALIASES: dict[Any, Any] = _pairs()
-
-for _alias, _plain in ALIASES.items():
+for _alias, _plain in _pairs().items():
     if _plain in FUNCTIONS:
         FUNCTIONS[_alias] = FUNCTIONS[_plain]
-    if _plain in MEAN_ONLY:
-        MEAN_ONLY[_alias] = MEAN_ONLY[_plain]
+    state(_alias, same_as=_plain, at_mean=facts(_plain).at_mean)

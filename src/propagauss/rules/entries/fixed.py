@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
+from propagauss.rules.facts import state
 from propagauss.rules.matrices.products import stretched
-from propagauss.rules.registry import MEAN_ONLY, rule
+from propagauss.rules.registry import rule
 
 aten = torch.ops.aten
 
 # empty tensors hold no number at all: what a model writes into them later is what counts
-SHAPE_ONLY = [
+state(
     aten.zeros_like.default,
     aten.ones_like.default,
     aten.full_like.default,
@@ -28,15 +29,13 @@ SHAPE_ONLY = [
     aten.new_empty_strided.default,
     aten.fill.Scalar,
     aten.zero.default,
-]
-for _op in SHAPE_ONLY:
-    MEAN_ONLY[_op] = (0,)
+    at_mean=(0,),
+)
 # steps: flat almost everywhere, so that the mean decides
-MEAN_ONLY[aten.floor_divide.default] = MEAN_ONLY[aten.floor_divide.Scalar] = (0, 1)
-MEAN_ONLY[aten.copy.default] = MEAN_ONLY[aten.fill.Tensor] = (0,)
+state(aten.floor_divide.default, aten.floor_divide.Scalar, at_mean=(0, 1))
 
 
-@rule(aten.copy.default, aten.fill.Tensor, note="exact")
+@rule(aten.copy.default, aten.fill.Tensor, note="exact", at_mean=(0,))
 def copy(to: Gaussian | Tensor, source: Gaussian, non_blocking: bool = False) -> Gaussian:
     """The numbers of `source`, in the shape and the type of `to`."""
     like = mean_of(to)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from propagauss.gaussian import Gaussian
 from propagauss.rules.entries.shape import _named
+from propagauss.rules.facts import state
 from propagauss.rules.registry import Signature, rule
 
 aten = torch.ops.aten
@@ -59,6 +60,7 @@ for _op in (
     rule(_op, note=NOTE)(_picked(_op))
 rule(aten.max.dim, note="routed by the largest mean")(_picked(aten.max.dim))
 rule(aten.min.dim, note="routed by the smallest mean")(_picked(aten.min.dim))
+state(aten.max.dim, aten.min.dim, aten.median.dim, aten.amax.default, aten.amin.default, reduces=True)
 
 
 @rule(aten.msort.default, note=NOTE)

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, common, mean_of
-from propagauss.rules.registry import MEAN_ONLY, Signature, rule
+from propagauss.rules.facts import state, stride_free
+from propagauss.rules.registry import Signature, rule
 
 aten = torch.ops.aten
 
-MOVES = [
+# the same entries in the same order
+RESHAPES = [
     aten.view.default,
     aten.reshape.default,
     aten._unsafe_view.default,
@@ -29,6 +31,9 @@ MOVES = [
     aten.squeeze.dim,
     aten.squeeze.dims,
     aten.unsqueeze.default,
+]
+
+MOVES = [
     aten.permute.default,
     aten.transpose.int,
     aten.t.default,
@@ -78,13 +83,21 @@ MOVES = [
     aten.tril.default,
     aten.triu.default,
     aten.clone.default,
-    aten.contiguous.default,
-    aten.alias.default,
-    aten.detach.default,
+]
+
+# in evaluation mode
+DROPOUTS = [
     aten.dropout.default,
     aten.feature_dropout.default,
     aten.alpha_dropout.default,
     aten.feature_alpha_dropout.default,
+]
+
+# under a batch of covariance rows these must not see, or change, the memory layout
+IDENTITIES = [
+    aten.contiguous.default,
+    aten.alias.default,
+    aten.detach.default,
     aten.lift_fresh_copy.default,
 ]
 
@@ -98,6 +111,9 @@ SPLITS = [
     aten.unsafe_chunk.default,
     aten.tensor_split.sections,
     aten.tensor_split.indices,
+]
+
+MORE_SPLITS = [
     aten.hsplit.int,
     aten.hsplit.array,
     aten.vsplit.int,
@@ -113,15 +129,11 @@ def as_complex(x: Tensor) -> Tensor:
     return torch.view_as_complex(x.contiguous())
 
 
-# what to use where an op insists on strides that a stacked covariance does not have
-STRIDE_FREE = {
-    aten.view.default: aten.reshape.default,
-    aten._unsafe_view.default: aten.reshape.default,
-    aten.view_as.default: aten.reshape_as.default,
-    aten.view_as_complex.default: as_complex,
-}
-# under a batch of covariance rows these must not see, or change, the memory layout
-_IDENTITY = {aten.contiguous.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default}
+# a stacked covariance does not have the strides that these insist on
+state(aten.view.default, aten._unsafe_view.default, stride_free=aten.reshape.default)
+state(aten.view_as.default, stride_free=aten.reshape_as.default)
+state(aten.view_as_complex.default, stride_free=as_complex)
+state(as_complex, linear_in=(0,))
 
 
 def _named(function: Callable[..., Any], op: Any) -> Callable[..., Any]:
@@ -131,15 +143,20 @@ def _named(function: Callable[..., Any], op: Any) -> Callable[..., Any]:
 
 
 def _move(op: Any) -> Callable[..., Gaussian]:
-    inner: Any = STRIDE_FREE.get(op, op)
+    inner = stride_free(op)
 
     def move(x: Gaussian, *given: Any, **settings: Any) -> Gaussian:
-        if op in _IDENTITY:
-            return x
         args, kwargs = [mean_of(a) for a in given], {name: mean_of(a) for name, a in settings.items()}
         return x.mapped(inner(x.mean, *args, **kwargs), lambda t: inner(t, *args, **kwargs))
 
     return _named(move, op)
+
+
+def _same(op: Any) -> Callable[..., Gaussian]:
+    def same(x: Gaussian, *given: Any, **settings: Any) -> Gaussian:
+        return x
+
+    return _named(same, op)
 
 
 def _split(op: Any) -> Callable[..., tuple[Gaussian, ...]]:
@@ -149,13 +166,26 @@ def _split(op: Any) -> Callable[..., tuple[Gaussian, ...]]:
     return _named(split, op)
 
 
+for _op in RESHAPES:
+    rule(_op, note="exact", moves_entries=True, keeps_order=True)(_move(_op))
 for _op in MOVES:
-    rule(_op, note="exact")(_move(_op))
+    rule(_op, note="exact", moves_entries=True)(_move(_op))
+for _op in DROPOUTS:
+    rule(_op, note="exact", moves_entries=True, drops_out=True, training_flag=(2, "train"))(_move(_op))
+for _op in IDENTITIES:
+    rule(_op, note="exact", moves_entries=True)(_same(_op))
 for _op in SPLITS:
-    rule(_op, note="exact")(_split(_op))
+    rule(_op, note="exact", moves_entries=True, splits=True)(_split(_op))
+for _op in MORE_SPLITS:
+    rule(_op, note="exact", moves_entries=True)(_split(_op))
+state(aten.clone.default, aten.alias.default, aten.detach.default, sums=True)
+# what `detach` returns is as uncertain as what it takes; `contiguous` stays, as what follows may need its layout
+state(aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, returns_input=True)
+state(aten.view.default, aten.reshape.default, aten._unsafe_view.default, returns_input=True)
+state(aten.expand.default, aten.expand_as.default, returns_input=True)
 
 
-@rule(operator.getitem, note="exact")
+@rule(operator.getitem, note="exact", moves_entries=True)
 def getitem(x: Any, index: Any) -> Any:
     return x[index]
 
@@ -163,8 +193,11 @@ def getitem(x: Any, index: Any) -> Any:
 JOINS = [
     aten.cat.default,
     aten.concat.default,
-    aten.concatenate.default,
     aten.stack.default,
+]
+
+MORE_JOINS = [
+    aten.concatenate.default,
     aten.hstack.default,
     aten.vstack.default,
     aten.row_stack.default,
@@ -189,6 +222,8 @@ def _joining(op: Any) -> Callable[..., Gaussian]:
 
 
 for _op in JOINS:
+    rule(_op, note="parts taken as independent", joins=True)(_joining(_op))
+for _op in MORE_JOINS:
     rule(_op, note="parts taken as independent")(_joining(_op))
 
 
@@ -220,9 +255,13 @@ for _op in (aten.broadcast_tensors.default, aten.meshgrid.default, aten.meshgrid
 
 
 # sums have no coefficient but 1, which is its own square
-for _op in (aten.sum.default, aten.sum.dim_IntList, aten.trace.default):
-    rule(_op, note="exact")(_move(_op))
-rule(aten.cumsum.default, note="exact sums, taken as independent of one another")(_move(aten.cumsum.default))
+for _op in (aten.sum.default, aten.sum.dim_IntList):
+    rule(_op, note="exact", linear_in=(0,))(_move(_op))
+rule(aten.trace.default, note="exact")(_move(aten.trace.default))
+rule(aten.cumsum.default, note="exact sums, taken as independent of one another", linear_in=(0,))(
+    _move(aten.cumsum.default)
+)
+state(aten.sum.dim_IntList, reduces=True)
 
 
 def _average(op: Any) -> Callable[..., Gaussian]:
@@ -241,7 +280,8 @@ def _average(op: Any) -> Callable[..., Gaussian]:
 
 
 for _op in (aten.mean.default, aten.mean.dim):
-    rule(_op, note="exact")(_average(_op))
+    rule(_op, note="exact", linear_in=(0,))(_average(_op))
+state(aten.mean.dim, reduces=True)
 
 
 @rule(aten.constant_pad_nd.default, note="exact")
@@ -262,22 +302,17 @@ def _cast(op: Any) -> Callable[..., Gaussian]:
     return _named(cast, op)
 
 
-for _op in (
-    aten.to.dtype,
-    aten.to.dtype_layout,
-    aten.to.device,
-    aten.to.other,
-    aten._to_copy.default,
-    aten.type_as.default,
-):
+for _op in (aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten.type_as.default):
+    rule(_op, note="exact", casts=True)(_cast(_op))
+for _op in (aten.to.device, aten.to.other):
     rule(_op, note="exact")(_cast(_op))
+state(aten.to.dtype, aten.type_as.default, returns_input=True)
 
 # the other argument gives a shape or a type, nothing else
-for _op in (aten.expand_as, aten.view_as, aten.reshape_as, aten.type_as):
-    MEAN_ONLY[_op.default] = (1,)
-MEAN_ONLY[aten.to.other] = (1,)
+state(aten.expand_as.default, aten.view_as.default, aten.reshape_as.default, at_mean=(1,))
+state(aten.type_as.default, aten.to.other, at_mean=(1,))
 
 
-@rule(aten.embedding.default, note="exact")
+@rule(aten.embedding.default, note="exact", linear_in=(0,))
 def embedding(weight: Gaussian, indices: Tensor, *args: Any, **kwargs: Any) -> Gaussian:
     return weight.mapped(aten.embedding(weight.mean, indices), lambda t: aten.embedding(t, indices))

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from propagauss.gaussian import Gaussian, mean_of
+from propagauss.rules.facts import state
 from propagauss.rules.matrices.linear import StoredLayer, linear_layer, read_layer
 from propagauss.rules.matrices.precision import in_full_precision
-from propagauss.rules.registry import MEAN_ONLY, Built, Site, builder
+from propagauss.rules.registry import Built, Site, builder
 
 aten = torch.ops.aten
 
@@ -81,10 +82,10 @@ def written_out(
     return _mix(v, attention_weights(q, k, mask, is_causal, scale, enable_gqa), enable_gqa)
 
 
-MEAN_ONLY[aten.scaled_dot_product_attention.default] = (0, 1, 3)
+state(written_out, linear_in=(2,))
 
 
-@builder(aten.scaled_dot_product_attention.default)
+@builder(aten.scaled_dot_product_attention.default, at_mean=(0, 1, 3), in_pieces=written_out)
 def build_attention(site: Site) -> Built:
     defaults = (None, 0.0, False)
     q, k, v, mask, _, causal = (*site.args, *defaults[len(site.args) - 3 :])[:6]
@@ -99,7 +100,7 @@ def linear_after_attention(
     return F.linear(x, weight.mT if flipped else weight, bias)
 
 
-MEAN_ONLY[linear_after_attention] = (12, 13, 14)
+state(linear_after_attention, at_mean=(12, 13, 14))
 
 
 class OutputProjection(nn.Module):

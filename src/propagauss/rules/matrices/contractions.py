@@ -14,6 +14,7 @@ from torch import Tensor
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.rules.elementwise.arithmetic import divide, multiply
 from propagauss.rules.entries.shape import _named
+from propagauss.rules.facts import state
 from propagauss.rules.matrices.linear import matmul
 from propagauss.rules.matrices.products import Letters, Value, product, reshaped, stretched, sum_of
 from propagauss.rules.registry import rule
@@ -31,6 +32,9 @@ def inner(x: Value, y: Value) -> Gaussian:
         return multiply(stretched(x, mean.shape), stretched(y, mean.shape)).with_mean(mean)
     left, right = list(range(2, a.dim() + 1)), list(range(a.dim() + 1, a.dim() + b.dim()))
     return product([x, y], [[*left, 1], [*right, 1]], [*left, *right], mean)
+
+
+state(aten.dot.default, aten.mv.default, linear_in=(0, 1))
 
 
 @rule(aten.linalg_vecdot.default, note=NOTE)
@@ -67,7 +71,7 @@ def kron(x: Value, y: Value) -> Gaussian:
     return reshaped(both, mean.shape)  # type: ignore[return-value]
 
 
-@rule(aten.bilinear.default, note=NOTE)
+@rule(aten.bilinear.default, note=NOTE, linear_in=(0, 1, 2), adds=3, reads_weight=True)
 def bilinear(input1: Value, input2: Value, weight: Value, bias: Value | None = None) -> Gaussian:
     """`y_o = Σ_ij x_i W_oij z_j + b_o`"""
     values = [mean_of(x) for x in (input1, input2, weight)]

@@ -7,16 +7,28 @@ posterior answers `noise` (`posterior.base.Noise`). Exact first two moments when
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.posteriors.base import Noise
 from propagauss.posteriors.diagonal import DiagonalNoise
-from propagauss.posteriors.kronecker import KroneckerNoise, probe
+from propagauss.posteriors.kronecker import KroneckerNoise
+from propagauss.rules.kernels import Kernels
+from propagauss.rules.matrices.linear_kernels import (
+    FullLinear,
+    Linear,
+    Others,
+    kronecker_layer,
+    linear_fixed_input,
+    linear_fixed_weight,
+    linear_random_input,
+    second_moment,
+)
 from propagauss.rules.matrices.precision import in_full_precision
 from propagauss.rules.matrices.products import Letters, product, sum_of
 from propagauss.rules.registry import Built, Site, builder, rule
@@ -25,183 +37,14 @@ aten = torch.ops.aten
 
 SHARED = "positions that share a weight count as independent"
 
-# In the next three functions, `others` counts the outputs before and after those whose spread is wanted: matrices of
-# spreads have no rows for them, and their variance is given as 0, for nobody to read.
-Others = tuple[int, int] | None
 
-
-def linear_fixed_input(
-    x: Tensor, weight: Tensor, bias: Tensor | None, spread: Tensor, bias_spread: Tensor | None, others: Others = None
-) -> Gaussian:
-    """Independent weights, fixed input: `var = m² Vᵀ + v_b`. Two products of the size of the layer's own."""
-    own = in_full_precision(_own, x, spread, bias_spread)
-    return Gaussian.diagonal(F.linear(x, weight, bias), beside(own, others))
-
-
-def linear_random_input(
-    x: Gaussian,
-    weight: Tensor,
-    bias: Tensor | None,
-    spread: Tensor,
-    bias_spread: Tensor | None,
-    second_t: Tensor,
-    others: Others = None,
-) -> Gaussian:
-    """Independent weights, random input: `var = m² Vᵀ + v_b + v (W² + V)ᵀ`, the second matrix precomputed."""
-    m = x.mean
-    both = in_full_precision(_own_and_carried, m, x.variance, spread, bias_spread, second_t)
-    return Gaussian.diagonal(F.linear(m, weight, bias), beside(both, others))
-
-
-def linear_fixed_weight(
-    x: Gaussian, weight: Tensor, bias: Tensor | None, squared: Tensor, others: Others = None
-) -> Gaussian:
-    """Fixed weights, random input: `var = v (W²)ᵀ`."""
-    carried = in_full_precision(F.linear, x.variance, squared)
-    return Gaussian.diagonal(F.linear(x.mean, weight, bias), beside(carried, others))
-
-
-def _own(m: Tensor, spread: Tensor, bias_spread: Tensor | None) -> Tensor:
-    return F.linear(m * m, spread, bias_spread)
-
-
-def _own_and_carried(m: Tensor, v: Tensor, spread: Tensor, bias_spread: Tensor | None, second_t: Tensor) -> Tensor:
-    return _accumulate(F.linear(m * m, spread, bias_spread), v, second_t)
-
-
-def beside(variance: Tensor, others: Others) -> Tensor:
-    """With zeros for the outputs whose spread nobody wants."""
-    return variance if others is None else F.pad(variance, others)
-
-
-class Linear(nn.Module):
-    """Any posterior, variances only: `var = noise(m) + v (W² + V)ᵀ` with `V` the marginal variances of the weight."""
-
-    weight: Tensor
-    bias: Tensor | None
-    second_t: Tensor | None
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, noise: Noise, random_input: bool):
-        super().__init__()
-        self.register_buffer("weight", weight)  # [out, in]
-        self.register_buffer("bias", bias)
-        self.register_buffer("second_t", second_moment(weight, noise).t() if random_input else None)
-        self.noise = noise
-
-    def forward(self, x: Gaussian | Tensor) -> Gaussian:
-        m = x if isinstance(x, Tensor) else x.mean
-        spread = in_full_precision(self.noise.variance, m)
-        if isinstance(x, Gaussian):
-            assert self.second_t is not None
-            spread = in_full_precision(_accumulate, spread, x.variance, self.second_t)
-        return Gaussian.diagonal(F.linear(m, self.weight, self.bias), spread)
-
-
-class FullLinear(nn.Module):
-    """Full: `C' = W C Wᵀ + noise(m, C)`, joint over all positions that share the weight."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, noise: Noise | None, positions: int):
-        super().__init__()
-        self.register_buffer("weight", weight)  # [out, in]
-        self.register_buffer("bias", bias)
-        self.noise = noise
-        self.positions = positions
-
-    def forward(self, x: Gaussian | Tensor) -> Gaussian:
-        m = x if isinstance(x, Tensor) else x.mean
-        mean = F.linear(m, self.weight, self.bias)
-        c = None if isinstance(x, Tensor) else x.covariance
-        if self.positions == 1:
-            spread = in_full_precision(self._one, m.reshape(-1, m.shape[-1]), c)
-        else:
-            spread = in_full_precision(self._several, m, c)
-        return Gaussian.full(mean, spread)
-
-    def _one(self, m: Tensor, c: Tensor | None) -> Tensor:
-        """`m: [B, in]`, `c: [B, in, in]` -> `[B, out, out]`"""
-        noise = None if self.noise is None else self.noise.covariance(m, m, c)
-        if c is None or noise is None:
-            return self._carried(c, noise)
-        weight = self.weight
-        return torch.baddbmm(noise, weight.expand(c.shape[0], -1, -1), F.linear(c, weight))
-
-    def _several(self, m: Tensor, c: Tensor | None) -> Tensor:
-        """Positions in rows and columns: `m: [B, T, in]`, `c: [B, T * in, T * in]` -> `[B, T * out, T * out]`"""
-        (out, inputs), t = self.weight.shape, self.positions
-        m = m.reshape(-1, t, inputs)
-        blocks = None if c is None else c.reshape(-1, t, inputs, t, inputs).transpose(2, 3)  # [B, T, T, in, in]
-        noise = None if self.noise is None else self.noise.covariance(m.unsqueeze(2), m.unsqueeze(1), blocks)
-        return self._carried(blocks, noise).transpose(2, 3).reshape(-1, t * out, t * out)
-
-    def _carried(self, c: Tensor | None, noise: Tensor | None) -> Tensor:
-        """`W c Wᵀ + noise`"""
-        if c is None:
-            assert noise is not None
-            return noise
-        carried = self.weight @ (c @ self.weight.mT)
-        return carried if noise is None else carried + noise
-
-
-def kronecker_layer(
-    x: Gaussian | Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    rotation: Tensor,
-    right: Tensor,
-    patterns: Tensor,
-    bias_noise: Tensor | None,
-    probes: Tensor | None,
-) -> Gaussian:
-    """`FullLinear` with a `KroneckerNoise` (see there for the formula), for one position per sample, in few calls."""
-    m = x if isinstance(x, Tensor) else x.mean
-    rows = m if m.dim() == 2 else m.reshape(-1, m.shape[-1])
-    c = None if isinstance(x, Tensor) else x.covariance
-    noise = in_full_precision(_kronecker, rows, c, weight, rotation, right, patterns, bias_noise, probes)
-    return Gaussian.full(F.linear(m, weight, bias), noise)
-
-
-def _kronecker(
-    rows: Tensor,
-    c: Tensor | None,
-    weight: Tensor,
-    rotation: Tensor,
-    right: Tensor,
-    patterns: Tensor,
-    bias_noise: Tensor | None,
-    probes: Tensor | None,
-) -> Tensor:
-    coefficients = (rows @ rotation).square() @ right
-    if c is not None:
-        coefficients = coefficients + probe(c, probes, rotation, right)
-    out = weight.shape[0]
-    noise = coefficients @ patterns if bias_noise is None else torch.addmm(bias_noise, coefficients, patterns)
-    noise = noise.view(-1, out, out)
-    if c is not None:
-        noise = torch.baddbmm(noise, weight.expand(c.shape[0], -1, -1), F.linear(c, weight))
-    return noise
-
-
-def second_moment(weight: Tensor, noise: Noise | None) -> Tensor:
-    """`E[W²]`, entry by entry."""
-    spread = None if noise is None else noise.weight_variance()
-    return weight.square() if spread is None else weight.square() + spread
-
-
-def _accumulate(start: Tensor, v: Tensor, matrix_t: Tensor) -> Tensor:
-    """`start + v @ matrix_t`, as one accumulating product where the shapes allow it."""
-    return torch.addmm(start, v, matrix_t) if v.dim() == 2 else start + v @ matrix_t
-
-
-@builder(aten.linear.default)
+@builder(aten.linear.default, linear_in=(0, 1), adds=2, reads_weight=True)
 def build_linear(site: Site) -> Built | None:
     x, weight, *rest = site.args
     return linear_layer(site, x, weight, rest[0] if rest else None, flipped=False)
 
 
-@builder(aten.addmm.default)
+@builder(aten.addmm.default, reads_weight=True)
 def build_addmm(site: Site) -> Built | None:
     if site.kwargs.get("beta", 1) != 1 or site.kwargs.get("alpha", 1) != 1:
         return None
@@ -209,7 +52,7 @@ def build_addmm(site: Site) -> Built | None:
     return linear_layer(site, x, weight, bias, flipped=True)
 
 
-@builder(aten.mm.default, aten.matmul.default)
+@builder(aten.mm.default, aten.matmul.default, reads_weight=True)
 def build_matmul(site: Site) -> Built | None:
     x, weight = site.args
     return linear_layer(site, x, weight, None, flipped=True)
@@ -243,34 +86,96 @@ def read_layer(site: Site, weight: Any, bias: Any, flipped: bool) -> StoredLayer
 
 def linear_layer(site: Site, x: Any, weight: Any, bias: Any, flipped: bool) -> Built | None:
     """The rule for a layer with a stored weight."""
-    layer = read_layer(site, weight, bias, flipped)
-    if layer is None or len(site.shape(x)) < (2 if site.options.full else 1):
+    stored = read_layer(site, weight, bias, flipped)
+    if stored is None or len(site.shape(x)) < (2 if site.options.full else 1):
         return None
-    matrix, offset, noise = layer.matrix, layer.bias, layer.noise
-    note = describe(*layer.names, site.is_random(x), "exact moments")
-    if any(layer.names) and not site.options.full and site.positions(x) > 1:
+    random_input, positions = site.is_random(x), site.positions(x)
+    note = describe(*stored.names, random_input, "exact moments")
+    if any(stored.names) and not site.options.full and positions > 1:
         note += f"; {SHARED}"
-    if site.options.full:
-        if noise is not None:
-            noise = noise.for_covariance(site.is_random(x))
-        if isinstance(noise, KroneckerNoise) and noise.has_weight and site.positions(x) == 1:
-            return Built(kronecker_layer, (x, matrix, offset, *noise.constants()), note)
-        return Built(FullLinear(matrix, offset, noise, site.positions(x)), (x,), note)
-    if noise is not None and (not isinstance(noise, DiagonalNoise) or noise.weight is None):
-        return Built(Linear(matrix, offset, noise, site.is_random(x)), (x,), note)
-    part, others = slice(None), None
-    if site.wanted_outputs is not None:
-        part = slice(*site.wanted_outputs)
-        others = (part.start, len(matrix) - part.stop)
-        note += f"; spread of outputs {part.start} to {part.stop - 1} only, the others enter by their mean"
-    if noise is None:
-        return Built(linear_fixed_weight, (x, matrix, offset, matrix[part].square(), others), note)
-    assert noise.weight is not None
-    spreads = (noise.weight[part], None if noise.bias is None else noise.bias[part])
-    if not site.is_random(x):
-        return Built(linear_fixed_input, (x, matrix, offset, *spreads, others), note)
-    second_t = second_moment(matrix, noise)[part].t()
-    return Built(linear_random_input, (x, matrix, offset, *spreads, second_t, others), note)
+    layer = PlacedLayer(stored, x, random_input, positions, site.wanted_outputs, note)
+    return KERNELS.of(site.options.covariance, type(stored.noise), layer)
+
+
+@dataclass(frozen=True)
+class PlacedLayer:
+    """A stored layer and what is known of the place where it is used."""
+
+    stored: StoredLayer
+    x: Any  # the argument that is its input
+    random_input: bool
+    positions: int  # of one sample that share the layer
+    wanted_outputs: tuple[int, int] | None  # the only ones whose variance is used, if not all
+    note: str
+
+    @property
+    def means(self) -> tuple[Any, Tensor, Tensor | None]:
+        """What all kernels take first."""
+        return self.x, self.stored.matrix, self.stored.bias
+
+
+# (covariance structure, kind of noise) -> what to call at run time
+KERNELS: Kernels[Built] = Kernels()
+
+
+@KERNELS.add("diagonal", NoneType)
+def _fixed_weight(layer: PlacedLayer) -> Built:
+    """`var = v (W²)ᵀ`"""
+    part, others, note = _wanted(layer)
+    squared = layer.stored.matrix[part].square()
+    return Built(linear_fixed_weight, (*layer.means, squared, others), note)
+
+
+@KERNELS.add("diagonal", DiagonalNoise)
+def _independent_weights(layer: PlacedLayer) -> Built | None:
+    """`var = m² Vᵀ + v_b`, and `v (W² + V)ᵀ` on a random input; not for a layer with a random bias alone."""
+    noise = layer.stored.noise
+    assert isinstance(noise, DiagonalNoise)
+    if noise.weight is None:
+        return None
+    part, others, note = _wanted(layer)
+    variances = (noise.weight[part], None if noise.bias is None else noise.bias[part])
+    if not layer.random_input:
+        return Built(linear_fixed_input, (*layer.means, *variances, others), note)
+    second_t = second_moment(layer.stored.matrix, noise)[part].t()
+    return Built(linear_random_input, (*layer.means, *variances, second_t, others), note)
+
+
+@KERNELS.add("diagonal", Noise)
+def _any_variances(layer: PlacedLayer) -> Built:
+    """`var = noise(m) + v (W² + V)ᵀ`"""
+    stored = layer.stored
+    assert stored.noise is not None
+    return Built(Linear(stored.matrix, stored.bias, stored.noise, layer.random_input), (layer.x,), layer.note)
+
+
+@KERNELS.add("full", KroneckerNoise)
+def _kronecker_covariance(layer: PlacedLayer) -> Built | None:
+    """`C' = W C Wᵀ + Σ_k c_k M_k + Cov(b)`, for one position per sample and a random weight."""
+    noise = layer.stored.noise
+    assert isinstance(noise, KroneckerNoise)
+    if not noise.has_weight or layer.positions > 1:
+        return None
+    ready = noise.for_covariance(layer.random_input)
+    assert isinstance(ready, KroneckerNoise)
+    return Built(kronecker_layer, (*layer.means, *ready.constants()), layer.note)
+
+
+@KERNELS.add("full", NoneType, Noise)
+def _any_covariance(layer: PlacedLayer) -> Built:
+    """`C' = W C Wᵀ + noise(m, C)`"""
+    stored = layer.stored
+    noise = None if stored.noise is None else stored.noise.for_covariance(layer.random_input)
+    return Built(FullLinear(stored.matrix, stored.bias, noise, layer.positions), (layer.x,), layer.note)
+
+
+def _wanted(layer: PlacedLayer) -> tuple[slice, Others, str]:
+    """The outputs whose variance is wanted, how many there are before and after them, and what the plan says."""
+    if layer.wanted_outputs is None:
+        return slice(None), None, layer.note
+    part = slice(*layer.wanted_outputs)
+    note = f"{layer.note}; spread of outputs {part.start} to {part.stop - 1} only, the others enter by their mean"
+    return part, (part.start, len(layer.stored.matrix) - part.stop), note
 
 
 def describe(weight: str | None, bias: str | None, random_input: bool, kept: str) -> str:
@@ -279,7 +184,13 @@ def describe(weight: str | None, bias: str | None, random_input: bool, kept: str
     return f"{random} {'on a random input' if random_input else 'on a fixed input'}: {kept}"
 
 
-@rule(aten.matmul.default, aten.mm.default, aten.bmm.default, note="factors taken as independent: exact moments")
+@rule(
+    aten.matmul.default,
+    aten.mm.default,
+    aten.bmm.default,
+    note="factors taken as independent: exact moments",
+    linear_in=(0, 1),
+)
 def matmul(a: Gaussian | Tensor, b: Gaussian | Tensor) -> Gaussian:
     """`var(ab) = m_a² v_b + v_a m_b² + v_a v_b` with matrix products; the plain matrix product if one side is fixed."""
     if isinstance(b, Tensor):

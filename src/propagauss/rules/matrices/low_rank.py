@@ -1,84 +1,63 @@
-"""Variances of layers through thin factors: the matrix of spreads as a product of two non-negative ones.
+"""Variances of layers through low-rank factors: the matrix of variances as a product of two non-negative ones.
 
-In the diagonal structure a layer has variances `K [m², v]`, with `K = [V | W² + V]` of the size of two weights. It is
-non-negative, and in networks close to a matrix of low rank: `K ≈ L R` with `r` columns in `L` costs two thin
-products in place of the thick ones, and `L, R >= 0` keeps every variance non-negative.
+In the diagonal structure a layer has variances `K [m², v] + k`, with `K = [V | W² + V]` of the size of two weights. It
+is non-negative, and in networks close to a matrix of low rank: `K ≈ L R` with `r` columns in `L` costs two products
+with few columns in place of the large ones, and `L, R >= 0` keeps every variance non-negative.
+
+A kernel that has such a form says so with `@has_low_rank`, which notes where its arguments hold `K` and `k`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-
-from propagauss.gaussian import Gaussian, mean_of
-from propagauss.rules.images.patches import Settings, convolve
-from propagauss.rules.matrices.linear import Others, beside
-from propagauss.rules.matrices.precision import in_full_precision
 
 _ROUNDS = 60
 
 
-def linear_low_rank(
-    x: Gaussian | Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    left: Tensor,
-    right_mean: Tensor | None,
-    right_variance: Tensor | None,
-    bias_spread: Tensor | None,
-    others: Others = None,
-) -> Gaussian:
-    """`var = L (R_m m² + R_v v) + v_b`, with `right_mean` and `right_variance` of shape `[in, rank]`."""
-    m, v = mean_of(x), x.variance if isinstance(x, Gaussian) else None
-    spread = in_full_precision(_thin_linear, m, v, left, right_mean, right_variance, bias_spread)
-    return Gaussian.diagonal(F.linear(m, weight, bias), beside(spread, others))
+@dataclass(frozen=True)
+class LowRankForm:
+    """Where the arguments `(x, weight, bias, ...)` of a kernel hold the parts of its variances, counted from 0.
+
+    `form` takes `(x, weight, bias, L, R_m, R_v, k, setting)`.
+    """
+
+    form: Callable[..., Any]
+    setting: int  # which outputs, or how a convolution moves: handed on as it is
+    of_mean: int | None = None  # the part of K that meets m²
+    of_variance: int | None = None  # the part of K that meets v
+    transposed: bool = False  # that part is stored as [in, out]
+    own: int | None = None  # k
+
+    def parts(self, args: tuple[Any, ...]) -> tuple[Tensor | None, Tensor | None]:
+        """What meets `m²`, and what meets `v`, each with a row for each output."""
+        of_variance = _at(args, self.of_variance)
+        return _at(args, self.of_mean), of_variance.t() if self.transposed else of_variance
+
+    def arguments(self, args: tuple[Any, ...], left: Any, right_mean: Any, right_variance: Any) -> tuple[Any, ...]:
+        """Those of the low-rank form, from those of the kernel and the factors."""
+        return (*args[:3], left, right_mean, right_variance, _at(args, self.own), _at(args, self.setting))
 
 
-def _thin_linear(
-    m: Tensor, v: Tensor | None, left: Tensor, of_mean: Tensor | None, of_variance: Tensor | None, own: Tensor | None
-) -> Tensor:
-    thin = 0.0 if of_mean is None else (m * m) @ of_mean
-    if of_variance is not None:
-        assert v is not None
-        thin = v @ of_variance if of_mean is None else thin + v @ of_variance
-    assert isinstance(thin, Tensor)
-    return F.linear(thin, left, own)
+def _at(args: tuple[Any, ...], position: int | None) -> Any:
+    return args[position] if position is not None and position < len(args) else None
 
 
-def convolution_low_rank(
-    x: Gaussian | Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    left: Tensor,
-    right_mean: Tensor | None,
-    right_variance: Tensor | None,
-    bias_spread: Tensor | None,
-    settings: Settings,
-) -> Gaussian:
-    """The same with convolutions: `rank` kernels on the right, kernels of one place on the left."""
-    m, v = mean_of(x), x.variance if isinstance(x, Gaussian) else None
-    spread = in_full_precision(_thin_convolution, m, v, left, right_mean, right_variance, bias_spread, settings)
-    return Gaussian.diagonal(convolve(m, weight, bias, settings), spread)
+FORMS: dict[Any, LowRankForm] = {}
 
 
-def _thin_convolution(
-    m: Tensor,
-    v: Tensor | None,
-    left: Tensor,
-    of_mean: Tensor | None,
-    of_variance: Tensor | None,
-    own: Tensor | None,
-    settings: Settings,
-) -> Tensor:
-    thin = 0.0 if of_mean is None else convolve(m * m, of_mean, None, settings)
-    if of_variance is not None:
-        assert v is not None
-        carried = convolve(v, of_variance, None, settings)
-        thin = carried if of_mean is None else thin + carried
-    assert isinstance(thin, Tensor)
-    one, none = [1] * (m.dim() - 2), [0] * (m.dim() - 2)
-    return torch.convolution(thin, left, own, one, none, one, False, none, 1)
+def has_low_rank(form: Callable[..., Any], **where: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Say which form a kernel has with low-rank factors, and where its arguments are; see `LowRankForm`."""
+
+    def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        FORMS[kernel] = LowRankForm(form, **where)
+        return kernel
+
+    return register
 
 
 def factorise(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:

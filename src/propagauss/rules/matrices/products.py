@@ -122,7 +122,7 @@ def _sum(tensors: list[Tensor], names: list[Letters], result: Letters) -> Tensor
     return in_full_precision(lambda *each: torch.einsum(equation, *each), *tensors)
 
 
-@rule(aten.einsum.default, note="operands taken as independent: exact moments")
+@rule(aten.einsum.default, note="operands taken as independent: exact moments", linear_in=(1,))
 def einsum(equation: str, operands: Sequence[Value], **kwargs: Any) -> Gaussian:
     values = [mean_of(x) for x in operands]
     names, result = _read(equation, values)

@@ -54,14 +54,14 @@ def normalise_channels(
     return affine(normalised, w, b, cross).with_mean(own)
 
 
-@builder(aten.batch_norm.default)
+@builder(aten.batch_norm.default, broadcasts=True, training_flag=(5, "training"))
 def build_batch_norm(site: Site) -> Built:
     x, weight, bias, mean, variance, _, _, eps, *_ = site.args
     cross = cross_covariance(site, weight, bias, channels_of=len(site.shape(x)))
     return Built(normalise_channels, (x, weight, bias, mean, variance, eps, cross), "fixed statistics: exact")
 
 
-@builder(aten._native_batch_norm_legit_no_training.default)
+@builder(aten._native_batch_norm_legit_no_training.default, broadcasts=True)
 def build_native_batch_norm(site: Site) -> Built:
     x, weight, bias, mean, variance, _, eps = site.args
     cross = cross_covariance(site, weight, bias, channels_of=len(site.shape(x)))
@@ -99,7 +99,7 @@ def log_softmax(x: Gaussian, dim: int, dtype: Any = None) -> Gaussian:
     return x.mapped(torch.log_softmax(x.mean, dim), lambda t: t - (p * t).sum(dim, keepdim=True), squared)
 
 
-@rule(aten.logsumexp.default, note="linearised through its gradient")
+@rule(aten.logsumexp.default, note="linearised through its gradient", reduces=True)
 def logsumexp(x: Gaussian, dim: Any, keepdim: bool = False) -> Gaussian:
     p = torch.softmax(x.mean, dim[0]) if len(dim) == 1 else torch.exp(x.mean - x.mean.logsumexp(dim, keepdim=True))
     mean = x.mean.logsumexp(dim, keepdim)
@@ -134,14 +134,14 @@ def _reshaped(x: Any, shape: Any) -> Any:
     return x.reshape(shape) if isinstance(x, Tensor) else x.reshaped(shape)
 
 
-@builder(aten.group_norm.default)
+@builder(aten.group_norm.default, broadcasts=True)
 def build_group_norm(site: Site) -> Built:
     args: Any = (*site.args, *(None, None, 1e-5)[len(site.args) - 2 :])
     x, groups, weight, bias, eps, *_ = args
     return _group_norm_at(site, x, groups, weight, bias, eps)
 
 
-@builder(aten.instance_norm.default)
+@builder(aten.instance_norm.default, broadcasts=True)
 def build_instance_norm(site: Site) -> Built:
     """With stored statistics batch normalisation, otherwise group normalisation with a group for each channel."""
     x, weight, bias, mean, variance, use_input_stats, _, eps, *_ = site.args

@@ -65,7 +65,7 @@ def _normalised(
     return x.mapped(unit, linear, squared)
 
 
-@builder(aten.layer_norm.default)
+@builder(aten.layer_norm.default, broadcasts=True)
 def build_layer_norm(site: Site) -> Built:
     x, shape, weight, bias, eps, *_ = (*site.args, *(None, None, 1e-5)[len(site.args) - 2 :])
     jacobian = whole_jacobian(site, x)
@@ -73,7 +73,7 @@ def build_layer_norm(site: Site) -> Built:
     return Built(row_norm, (x, shape, weight, bias, eps, True, jacobian, cross), normalisation_note(jacobian))
 
 
-@builder(aten.rms_norm.default)
+@builder(aten.rms_norm.default, broadcasts=True)
 def build_rms_norm(site: Site) -> Built:
     args: Any = (*site.args, *(None, None)[len(site.args) - 2 :])
     x, shape, weight, eps = args
