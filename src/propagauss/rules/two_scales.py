@@ -137,8 +137,8 @@ class TwoScales(nn.Module):
             b = b_left + kink * is_right
             variance = variance + b * (b * floored + 2 * along)
             slope, first = slope + b, first + b * m
-        found = (a_left + jump * is_right + first, variance.clamp(min=0), slope)
-        return found[0].to(dtype), found[1].to(dtype), found[2].to(dtype)
+        mean = a_left + jump * is_right + first
+        return mean.to(dtype), variance.clamp(min=0).to(dtype), slope.to(dtype)
 
 
 def _none(condition: Tensor) -> bool:
@@ -158,7 +158,7 @@ def _lifted(t: Tensor, m: Tensor) -> Tensor:
 
 def _weighted(weights: Tensor, values: Tensor) -> tuple[Tensor, ...]:
     """`Σ_k weights[i, k] values[k]` for every `i`"""
-    return (weights @ values.flatten(1)).reshape(-1, *values.shape[1:]).unbind(0)
+    return (weights @ values.reshape(len(values), -1)).reshape(-1, *values.shape[1:]).unbind(0)
 
 
 def _table(function: Function, lines: Lines, nodes: int) -> tuple[Tensor, Tensor]:
@@ -246,13 +246,10 @@ def straight_lines(g: Function) -> Lines | None:
     length = LENGTHS[0]
     for side in (-1.0, 1.0):
         x = side * far
-        y = g(x)
         ends = g(torch.tensor([64.0, 128.0], dtype=torch.float64) * side)
         b = _rounded(float(ends[1] - ends[0]) / (64 * side))
         a = _rounded(float(ends[0]) - b * 64 * side)
-        off = (y - (a + b * x)).abs() > NEGLIGIBLE
-        if not bool(y.isfinite().all()):
-            return None
+        off = ~((g(x) - (a + b * x)).abs() <= NEGLIGIBLE)
         if bool(off.any()):
             beyond = float(far[off].max())
             length = max(length, min((n for n in LENGTHS if n > beyond), default=math.inf))
@@ -261,8 +258,7 @@ def straight_lines(g: Function) -> Lines | None:
 
 
 def _rounded(value: float) -> float:
-    """Without the rounding errors of 0 or 1."""
-    return float(round(value)) if abs(value - round(value)) < 1e-12 else value
+    return float(round(value)) if abs(value - round(value)) < 1e-12 else value  # 0 and 1 come with rounding errors
 
 
 def _grid() -> tuple[Tensor, Tensor]:
