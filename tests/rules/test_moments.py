@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 import propagauss as pg
 from propagauss.nodes import is_assertion
@@ -18,6 +19,7 @@ from propagauss.rules.elementwise.activation import MomentMatched, elementwise
 from propagauss.rules.elementwise.comparisons import decisions, fusable_comparison
 from propagauss.rules.elementwise.moments import MOMENTS
 from propagauss.rules.elementwise.pieces import split
+from propagauss.rules.elementwise.two_scales import two_scales
 from reference import random_psd
 from rules.cases import Call
 
@@ -302,6 +304,89 @@ def test_fused_functions_use_quadrature() -> None:
     whole = pg.streamline(nn.SiLU().eval(), None, x, activation="moments")(x)
     torch.testing.assert_close(pieces.mean, whole.mean)
     torch.testing.assert_close(pieces.variance, whole.variance)
+
+
+# -- smooth activations by two rules
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    **{f.__name__: f for f in (torch.tanh, torch.sigmoid, torch.erf, F.gelu, F.silu, F.softplus, F.mish, F.logsigmoid)},
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu written out": lambda x: 0.5 * x * (1 + torch.tanh(0.79788456 * (x + 0.044715 * torch.pow(x, 3)))),
+    "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "shifted and scaled": lambda x: 0.3 - 1.7 * torch.sigmoid(x) + x / 3,
+    "jump and kink": lambda x: torch.tanh(x) + F.softplus(x),
+}
+ELSEWHERE: dict[str, Callable[[Tensor], Tensor]] = {
+    "kink": F.elu,
+    "slow tails": torch.atan,
+    "steep": lambda x: torch.tanh(30 * x),
+    "far from zero": lambda x: torch.tanh(x - 50),
+    "not straight": lambda x: x * x * torch.sigmoid(x),
+    "ends": lambda x: torch.log(1 + torch.sigmoid(x)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.float32, 1e-4)], ids=str)
+def test_smooth_activations_at_any_scale(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    """Compared with the standard deviation of the argument. In single precision, values of `g` are rounded at 1e-3."""
+    g = ACTIVATIONS[name]
+    graph = traced(g)
+    rule = elementwise(graph, "moments", dtype, graph=graph)
+    assert isinstance(rule, MomentMatched) and rule.scales is not None
+    m, v = grid([x / 4 for x in range(-80, 81)], [10 ** (x / 4) for x in range(-24, 17)], dtype)
+    found = [t.double() for t in rule.moments(m, v)]
+    e_mean, e_variance, e_slope = integrals(g, m, v, ())
+    size = v.double().sqrt().clamp(max=1.0)
+    rounding = 4 * torch.finfo(dtype).eps * (1 + e_mean.abs())
+    assert ((found[0] - e_mean).abs() <= tolerance * size + rounding).all()
+    assert ((found[1].sqrt() - e_variance.sqrt()).abs() <= tolerance * (e_variance.sqrt() + size) + 8 * rounding).all()
+    if dtype == torch.float64:
+        close = m.abs() <= 6
+        torch.testing.assert_close(found[1][close], e_variance[close], rtol=1e-4, atol=1e-12)
+        torch.testing.assert_close(found[2], e_slope, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_other_functions_are_left_to_panels(name: str) -> None:
+    assert two_scales(traced(ELSEWHERE[name]), torch.float64) is None
+
+
+def test_wide_and_narrow_entries_do_not_depend_on_each_other() -> None:
+    """Where no variance is large, one of the two rules is not run; nor can a mapped function look at variances."""
+    rule = two_scales(traced(torch.tanh), torch.float64)
+    assert rule is not None
+    m, v = grid()
+    together = rule(m, v)
+    for i, one in enumerate(zip(m, v, strict=True)):
+        torch.testing.assert_close(rule(*(t.unsqueeze(0) for t in one)), tuple(t[i : i + 1] for t in together))
+    torch.testing.assert_close(torch.vmap(rule)(m, v), together)
+
+
+# -- functions that are not defined everywhere
+
+ENDING: dict[str, Callable[[Tensor], Tensor]] = {
+    **{f.__name__: f for f in (torch.log, torch.sqrt, torch.rsqrt, torch.reciprocal)},
+    "power": lambda x: x**1.5,
+    "quotient": lambda x: 3 / x,
+    "shifted": lambda x: torch.log(2 * x - 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_single_precision_close_to_where_a_function_ends(name: str) -> None:
+    """Small means are not negative ones, however small the variance: the scale is the distance to zero."""
+    g = ENDING[name]
+    graph = traced(g)
+    rule = elementwise(graph, "moments", torch.float32, graph=graph)
+    assert isinstance(rule, MomentMatched)
+    m = torch.tensor([1e-5, 1e-3, 0.02, 0.5, 30.0]).repeat(4)
+    v = (m * torch.tensor([1e-6, 1e-4, 1e-2, 5e-2]).repeat_interleave(5)).square()
+    mean, variance, slope = (t.double() for t in rule.moments(m, v))
+    e_mean, e_variance, e_slope = integrals(g, m, v, ())
+    torch.testing.assert_close(mean, e_mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(variance, e_variance, rtol=2e-3, atol=0.0)
+    torch.testing.assert_close(slope, e_slope, rtol=2e-3, atol=0.0)
 
 
 # -- functions of several ops, comparisons among them

@@ -22,6 +22,7 @@ from propagauss.rules.elementwise.moments import MOMENTS, Moments, of_pieces
 from propagauss.rules.elementwise.panels import BASE, legendre, quadrature
 from propagauss.rules.elementwise.piecewise import as_pieces
 from propagauss.rules.elementwise.slopes import UNARY, Derivative, as_slope, with_slope
+from propagauss.rules.elementwise.two_scales import two_scales
 
 aten = torch.ops.aten
 Settings = tuple[tuple[Any, ...], dict[str, Any]]  # the op's other arguments, such as a slope
@@ -48,9 +49,10 @@ class Elementwise(nn.Module):
 
 
 class MomentMatched(nn.Module):
-    """An elementwise function through its first two moments: in closed form where known, else by quadrature on panels.
+    """An elementwise function through its first two moments: in closed form where known, else by quadrature.
 
-    With its graph, quadrature knows where the function jumps or has a kink; else it looks around zero only.
+    Smooth activations have rules of their own. With its graph, quadrature on panels knows where the function jumps, has
+    a kink or ends; else it looks around zero only.
     """
 
     base: Tensor
@@ -69,7 +71,10 @@ class MomentMatched(nn.Module):
         self.function = function
         self.closed, self.settings = closed, settings
         self.pieces = None if closed is not None or graph is None else as_pieces(graph)
-        if closed is None and self.pieces is None:
+        self.scales = None
+        if closed is None and self.pieces is None and graph is not None:
+            self.scales = two_scales(graph, dtype)
+        if closed is None and self.pieces is None and self.scales is None:
             self.borders = Borders(graph)
             self.register_buffer("base", torch.tensor(BASE, dtype=dtype))
             for name, value in zip(("nodes", "weights"), legendre(dtype), strict=True):
@@ -79,12 +84,16 @@ class MomentMatched(nn.Module):
         """`E[g]`, `Var[g]` and `E[g']`."""
         if self.closed is not None:
             return self.closed(m, v, *self.settings[0], **self.settings[1])
+        if self.scales is not None:
+            return self.scales(m, v)
         if self.pieces is None:
             return quadrature(
                 lambda t: self.function(t, *rest),
                 (m, v),
                 (self.base, self.nodes, self.weights),
                 lambda *at: self.borders(*at, *rest),
+                self.borders.room(m, *rest),
+                self.borders.is_total,
             )
         return of_pieces(self.pieces, self.function, m, v)
 

@@ -28,6 +28,21 @@ _PAIRS |= {aten.clamp_min.Tensor, aten.clamp_max.Tensor}
 _MIXED = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.masked_fill.Scalar, aten.to.dtype}
 _MIXED |= {aten._to_copy.default, aten.pow.Tensor_Tensor}
 
+# by op, arguments at which it ends or is infinite
+_ENDS: dict[Any, tuple[float, ...]] = {
+    **dict.fromkeys((aten.log.default, aten.log2.default, aten.log10.default, aten.sqrt.default), (0.0,)),
+    **dict.fromkeys((aten.rsqrt.default, aten.reciprocal.default), (0.0,)),
+    **dict.fromkeys((aten.asin.default, aten.acos.default, aten.atanh.default, aten.erfinv.default), (-1.0, 1.0)),
+    aten.log1p.default: (-1.0,),
+    aten.acosh.default: (1.0,),
+    aten.logit.default: (0.0, 1.0),
+}
+# numbers everywhere, and without overflow
+_TOTAL = {aten.tanh.default, aten.sigmoid.default, aten.erf.default, aten.gelu.default, aten.silu.default}
+_TOTAL |= {aten.mish.default, aten.softplus.default, aten.log_sigmoid.default, aten.elu.default, aten.selu.default}
+_TOTAL |= {aten.celu.default, aten.atan.default, aten.sin.default, aten.cos.default, aten.where.self}
+_TOTAL |= {*_PAIRS, *PIECES, aten.mul.Tensor, aten.mul.Scalar, aten.where.ScalarOther, aten.where.ScalarSelf}
+
 Switch = tuple[fx.Node, "fx.Node | float"]  # something changes where the first is equal to the second
 
 
@@ -40,19 +55,21 @@ class Borders(nn.Module):
     def __init__(self, function: fx.GraphModule | None):
         super().__init__()
         self.own: tuple[float, ...] = BENDS  # values of the variable itself
-        self.affine, self.bent = nn.ModuleList(), nn.ModuleList()
+        self.affine, self.bent, self.ends = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        self.is_total = function is not None and all(
+            _is_total(n.target) for n in function.graph.nodes if n.op not in ("placeholder", "output")
+        )
         if function is not None:
-            affine, bent = _switches(function)
+            affine, bent, ends = _switches(function)
             self.own = tuple(float(s[1]) for s in affine if _is_plain(s))  # type: ignore[arg-type]
             self.affine.extend(_difference(function, s) for s in affine if not _is_plain(s))
             self.bent.extend(_difference(function, s) for s in bent)
+            self.ends.extend(_difference(function, s) for s in ends)
 
     def forward(self, m: Tensor, s: Tensor, base: Tensor, *rest: Any) -> list[Tensor]:
         found = [(value - m) / s for value in self.own]
-        step = 1 + m.detach().abs()  # long enough for the difference of two values to be exact to the last digits
         for switch in self.affine:
-            at = switch(m, *rest)
-            slope = (switch(m + step, *rest) - at) / step
+            at, slope = _line(switch, m, *rest)
             root = -at / (torch.where(slope == 0, 1.0, slope) * s)
             found.append(torch.where(slope == 0, 0.0, root))
         if not self.bent:
@@ -62,6 +79,19 @@ class Borders(nn.Module):
             roots = _bisected(lambda x, f=switch: f(x, *rest), m, s, known.detach())
             found.extend(roots.unbind(0))
         return found
+
+    def room(self, m: Tensor, *rest: Any) -> Tensor | None:
+        """How far the mean is from where the function ends or is infinite, as far as that is known."""
+        lines = [_line(end, m.detach(), *rest) for end in self.ends]
+        distances = [torch.where(slope == 0, torch.inf, (at / slope).abs()) for at, slope in lines]
+        return torch.stack(distances).amin(0) if distances else None
+
+
+def _line(switch: nn.Module, m: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Value and slope of an affine function."""
+    step = 1 + m.detach().abs()  # long enough for the difference of two values to be exact to the last digits
+    at = switch(m, *rest)
+    return at, (switch(m + step, *rest) - at) / step
 
 
 def _bisected(d: Callable[[Tensor], Tensor], m: Tensor, s: Tensor, borders: Tensor) -> Tensor:
@@ -102,12 +132,13 @@ def _difference(function: fx.GraphModule, switch: Switch) -> fx.GraphModule:
     return fx.GraphModule(function, graph)
 
 
-def _switches(function: fx.GraphModule) -> tuple[list[Switch], list[Switch]]:
-    """Those that are affine in the variable, and the others; each once."""
+def _switches(function: fx.GraphModule) -> tuple[list[Switch], list[Switch], list[Switch]]:
+    """Those that are affine in the variable, and the others; and affine ones where the function ends. Each once."""
     variable = next(n for n in function.graph.nodes if n.op == "placeholder")
     depends, affine = {variable}, {variable}
     straight: dict[Switch, None] = {}
     bent: dict[Switch, None] = {}
+    ends: dict[Switch, None] = {}
     for node in function.graph.nodes:
         inputs = [a for a in node.all_input_nodes if a in depends]
         if node.op != "call_function" or not inputs:
@@ -115,13 +146,19 @@ def _switches(function: fx.GraphModule) -> tuple[list[Switch], list[Switch]]:
         depends.add(node)
         if _is_affine(node, depends, affine):
             affine.add(node)
+        ends |= {end: None for end in _ends(node) if end[0] in affine and end[0] in depends}
         for switch, sharp in _of(node):
             nodes = [n for n in switch if isinstance(n, fx.Node) and n in depends]
             if nodes and all(n in affine for n in nodes):
                 straight[switch] = None
             elif nodes and sharp:
                 bent[switch] = None
-    return list(straight), list(bent)
+    return list(straight), list(bent), list(ends)
+
+
+def _is_total(op: Any) -> bool:
+    """Whether an op of numbers is always a number."""
+    return op in _TOTAL or facts(op).sums or facts(op).compares
 
 
 def _is_affine(node: fx.Node, depends: set[fx.Node], affine: set[fx.Node]) -> bool:
@@ -150,3 +187,14 @@ def _of(node: fx.Node) -> list[tuple[Switch, bool]]:
     if straight or op in _MIXED or not isinstance(args[0], fx.Node):
         return []
     return [((args[0], bend), False) for bend in BENDS]
+
+
+def _ends(node: fx.Node) -> list[Switch]:
+    """Where an op ends or is infinite."""
+    op, args = node.target, node.args
+    if op == aten.div.Tensor and isinstance(args[1], fx.Node):
+        return [(args[1], 0.0)]
+    if op == aten.pow.Tensor_Scalar:
+        is_polynomial = args[1] >= 0 and float(args[1]).is_integer()  # type: ignore[operator, arg-type]
+        return [] if is_polynomial else [(args[0], 0.0)]  # type: ignore[list-item]
+    return [(args[0], value) for value in _ENDS.get(op, ())]  # type: ignore[misc]

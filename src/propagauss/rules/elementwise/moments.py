@@ -1,4 +1,6 @@
-"""First two moments of `g(x)`, `x ~ N(m, v)`, in closed form; `panels.py` has a quadrature for everything else.
+"""First two moments of `g(x)`, `x ~ N(m, v)`, in closed form.
+
+`two_scales.py` has rules for smooth activations, `panels.py` a quadrature for everything else.
 
 Each function returns `E[g(x)]`, `Var[g(x)]` and `E[g'(x)]`. At zero variance they reduce to `g(m)`, 0, `g'(m)`.
 """
@@ -7,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from propagauss.rules.elementwise.pieces import Pieces, split, wide
+from propagauss.rules.elementwise.pieces import Pieces, split
 from propagauss.rules.elementwise.piecewise import PIECES
 
 aten = torch.ops.aten
@@ -36,29 +39,6 @@ def leaky_relu(m: Tensor, v: Tensor, negative_slope: float = 0.01) -> tuple[Tens
     mean, variance, cdf = relu(m, v)
     a, b = negative_slope, 1 - negative_slope
     return a * m + b * mean, a * a * v + b * b * variance + 2 * a * b * v * cdf, a + b * cdf
-
-
-def clip(m: Tensor, v: Tensor, min: float | None = None, max: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """`g = l + r(x - l) - r(x - u)`, `r` the ReLU: `Var = Var[r(x - l)] - Var[r(x - u)] - 2 E[r(x - u)] E[u - g]`.
-
-    `E[u - g] = E[r(u - x)] - E[r(l - x)]`: every term is small where it should be, so that nothing large cancels; in
-    double precision, since the limits may be much closer to each other than a standard deviation.
-    """
-    if min is None or max is None or not (-math.inf < min < max < math.inf):
-        return _of_op(aten.clamp.default)(m, v, min, max)
-    at, by = wide(m), wide(v)
-    low, low_variance, low_cdf = relu(at - min, by)
-    high, high_variance, high_cdf = relu(at - max, by)
-    short = relu(max - at, by)[0] - relu(min - at, by)[0]
-    variance = (low_variance - high_variance - 2 * high * short).clamp(min=0)
-    mean = torch.where(at > max, max - short, min + low - high)
-    return mean.to(m.dtype), variance.to(m.dtype), (low_cdf - high_cdf).to(m.dtype)
-
-
-def hardsigmoid(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`g = (clip(x, -3, 3) + 3) / 6`"""
-    mean, variance, slope = clip(m, v, -3.0, 3.0)
-    return (mean + 3) / 6, variance / 36, slope / 6
 
 
 def absolute(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,9 +81,10 @@ def of_pieces(
 
 def _of_op(op: Any) -> Moments:
     """Of an op that is a piecewise polynomial; its settings say which."""
+    pieces = cache(PIECES[op])
 
     def moments(m: Tensor, v: Tensor, *settings: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return of_pieces(PIECES[op](*settings, **named), lambda t: op(t, *settings, **named), m, v)
+        return pieces(*settings, **named).moments(m, v, lambda t: op(t, *settings, **named))
 
     return moments
 
@@ -112,10 +93,6 @@ MOMENTS: dict[Any, Moments] = {op: _of_op(op) for op in PIECES} | {
     aten.relu.default: relu,
     aten.leaky_relu.default: leaky_relu,
     aten.rrelu.default: lambda m, v, lower=1 / 8, upper=1 / 3, *_: leaky_relu(m, v, (lower + upper) / 2),
-    aten.hardtanh.default: lambda m, v, min_val=-1, max_val=1: clip(m, v, min_val, max_val),
-    aten.relu6.default: lambda m, v: clip(m, v, 0, 6),
-    aten.clamp.default: clip,
-    aten.hardsigmoid.default: hardsigmoid,
     aten.abs.default: absolute,
     aten.exp.default: exp,
     aten.sin.default: sin,

@@ -42,6 +42,8 @@ def quadrature(
     at: tuple[Tensor, Tensor],
     rule: tuple[Tensor, Tensor, Tensor],
     borders: Callable[[Tensor, Tensor, Tensor], list[Tensor]],
+    room: Tensor | None = None,
+    is_total: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`E[g]`, `Var[g]` and the regression slope `Cov(x, g)/v`, which is `E[g']` (Stein).
 
@@ -52,24 +54,40 @@ def quadrature(
         at: `m` and `v`.
         rule: borders in standard deviations that all entries share, in order, and a rule from `legendre`.
         borders: from `m`, the standard deviation and the shared borders, further borders of each entry, in any order.
+        room: distance of the mean from where `g` ends or is infinite, as far as that is known.
+        is_total: whether `g` is known to be a number everywhere.
     """
     m, v = at
     base, nodes, weights = rule
-    floor = torch.finfo(m.dtype).eps * (1 + m.detach().square())
+    floor = _floor(m.detach(), room)
     wide = v.maximum(floor)
     share, s = v / wide, wide.sqrt()
     z, mass = _points(base, nodes, weights, m, borders(m, s, base))
     centre = g(m)
     values = g(torch.addcmul(m, s, z)) - centre  # [P R, *m.shape]
-    # far tails may lie where g is not defined; what has next to no probability there counts for nothing
-    outside = values.isnan() & (mass < NEGLIGIBLE)
-    values, mass = values.masked_fill(outside, 0.0), mass.expand_as(values).masked_fill(outside, 0.0)
+    if not is_total:
+        # far tails may lie where g is not defined; what has next to no probability there counts for nothing
+        outside = values.isnan() & (mass < NEGLIGIBLE)
+        values, mass = values.masked_fill(outside, 0.0), mass.expand_as(values).masked_fill(outside, 0.0)
     shift = (mass * values).sum(0)
     deviation = values - shift
     weighted = mass * deviation
     variance = (weighted * deviation).sum(0)
     slope = (weighted * z).sum(0) / s
     return centre + share * shift, share * variance, slope
+
+
+def _floor(m: Tensor, room: Tensor | None) -> Tensor:
+    """The least variance at which nodes and values of a function differ in more than their last digits.
+
+    A function such as the logarithm changes over the distance to where it ends: nodes stay well within that.
+    """
+    eps = torch.finfo(m.dtype).eps
+    floor = eps * (1 + m.square())
+    if room is None:
+        return floor
+    least = (8 * eps * m).square() + torch.finfo(m.dtype).tiny
+    return floor.minimum((room.detach() / 256).square()).maximum(least)
 
 
 def _points(base: Tensor, nodes: Tensor, weights: Tensor, m: Tensor, more: list[Tensor]) -> tuple[Tensor, Tensor]:

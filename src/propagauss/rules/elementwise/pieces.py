@@ -13,16 +13,19 @@ The variance is a sum over the pieces of terms none of which is negative. `J_k` 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 Polynomial = tuple[float, float, float]  # c0 + c1 x + c2 x²
+Value = Tensor | float
 ZERO: Polynomial = (0.0, 0.0, 0.0)
 IDENTITY: Polynomial = (0.0, 1.0, 0.0)
-FAR = 1e3  # standard deviations, far beyond where all terms are 0 or 1; powers of it must not overflow
+FAR = 30.0  # standard deviations: all terms are 0 or 1 beyond, and not yet subnormal numbers, which are slow
 
 
 _TAIL = (
@@ -62,63 +65,47 @@ class Pieces:
         assert list(self.knots) == sorted(self.knots)
 
     def __call__(self, x: Tensor) -> Tensor:
-        c = _chosen(self, x)
-        return c[0] + x * (c[1] + x * c[2])
+        return _chosen(self.knots, [_value(p, x) for p in self.polynomials], x)
 
-    @property
+    @cached_property
     def steps(self) -> list[Polynomial]:
         """What is added at each knot, in powers of `x - knot`: jump, change of slope, half the change of curvature."""
         return [_step(*each) for each in zip(self.knots, self.polynomials, self.polynomials[1:], strict=False)]
 
-    @property
+    @cached_property
     def jumps(self) -> bool:
         return any(jump for jump, *_ in self.steps)
 
-    def moments(self, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def moments(
+        self, m: Tensor, v: Tensor, function: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """`E[g]`, `Var[g]` and `E[g']`; `g(m)`, 0 and `g'(m)` at zero variance.
 
-        In double precision, since far from the mean a piece is the small difference of large terms.
+        In double precision, since far from the mean a piece is the small difference of large terms. Of a `function`
+        that is the same, the value at a knot is taken, too.
         """
-        mean, variance, slope = self._moments(wide(m), wide(v))
+        mean, variance, slope = self._moments(wide(m), wide(v), function or self)
         return mean.to(m.dtype), variance.to(m.dtype), slope.to(m.dtype)
 
-    def _moments(self, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _moments(self, m: Tensor, v: Tensor, function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         floored = v.clamp(min=torch.finfo(v.dtype).tiny ** 0.5)
         share, s = v / floored, floored.sqrt()  # below the floor, moments are extrapolated linearly in `v`
-        borders = [_border((k - m) / s) for k in self.knots]
-        shapes = self._from_the_mean(m, s)
-        curved = any(p[2] for p in self.polynomials)
-        masses = [_integrals(low, high, m, curved) for low, high in _neighbours(borders)]
-        # a piece without mass may be so far away that its deviations overflow when squared
-        shapes = [(torch.where(mass[0] > 0, q[0], 0.0), *q[1:]) for q, mass in zip(shapes, masses, strict=True)]
-        shift = sum((_expectation(q, mass) for q, mass in zip(shapes, masses, strict=True)), torch.zeros_like(m))
-        variance = torch.zeros_like(m)
-        slope = torch.zeros_like(m)
-        for (q0, *rest), mass in zip(shapes, masses, strict=True):
-            variance = variance + _expectation(_squared((q0 - shift, *rest)), mass).clamp(min=0)
-            slope = slope + (rest[0] * mass[0] + (2 * rest[1] * mass[1] if curved else 0.0)) / s
-        for border, (jump, *_) in zip(borders, self.steps, strict=True):
-            if jump:
-                slope = slope + share * jump * border.density / s
-        return self(m) + share * shift, share * variance, slope
-
-    def _from_the_mean(self, m: Tensor, s: Tensor) -> list[tuple[Tensor, ...]]:
-        """The pieces as polynomials in `z`, minus the value of the mean's own piece at the mean: exactly 0 there."""
-        _, c1, c2 = _chosen(self, m)
-        own = (torch.zeros_like(m), (c1 + 2 * c2 * m) * s, c2 * s * s)
-        passed = [m > k for k in self.knots]
-        steps = []
-        for k, (jump, kink, bend) in zip(self.knots, self.steps, strict=True):
-            u = m - k  # in powers of this nothing cancels close to the knot
-            steps.append((jump + u * (kink + u * bend), (kink + 2 * bend * u) * s, bend * s * s))
-        shapes = []
-        for j in range(len(self.polynomials)):
-            q = own
-            for i, step in enumerate(steps):
-                sign = torch.where(passed[i], 0.0, 1.0) if i < j else torch.where(passed[i], -1.0, 0.0)
-                q = tuple(a + sign.to(m.dtype) * b for a, b in zip(q, step, strict=True))
-            shapes.append(q)
-        return shapes
+        borders = _borders([k - m for k in self.knots], s)
+        y = function(m)
+        masses = _by_polynomial(self.polynomials, borders)
+        slopes = [_value((p[1], 2 * p[2], 0.0), m) for p in masses]
+        # the pieces as polynomials in z, minus the value at the mean: 0 in the mean's own piece
+        shapes = [(_value(p, m) - y, _times(b, s), _times(p[2], floored)) for b, p in zip(slopes, masses, strict=True)]
+        integrals = list(masses.values())
+        shift = _plus(*[_expectation(q, each) for q, each in zip(shapes, integrals, strict=True)])
+        squares = [_square((q0 - shift, *rest), each) for (q0, *rest), each in zip(shapes, integrals, strict=True)]
+        variance = _plus(*[square.clamp(min=0) for square in squares])
+        bent = [_times(2 * p[2], s) for p in masses]
+        slope = _plus(*[_expectation(q, each) for *q, each in zip(slopes, bent, integrals, strict=True)])
+        jumps = _plus(*[_times(jump, b.density) for b, (jump, *_) in zip(borders, self.steps, strict=True)])
+        slope = _plus(slope, _times(jumps, share / s) if self.jumps else 0.0)
+        slope = slope if isinstance(slope, Tensor) else torch.full_like(m, slope)
+        return y + share * shift, share * variance, slope
 
 
 def split(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,56 +146,92 @@ class _Border(NamedTuple):
     above: Tensor
 
 
-def _border(a: Tensor) -> _Border:
-    a = a.clamp(-FAR, FAR)
-    density = torch.exp(-0.5 * a * a) / math.sqrt(2 * math.pi)
-    return _Border(a, density, *split(a))
+def _borders(distances: list[Tensor], s: Tensor) -> list[_Border]:
+    """All at once, since calls cost more than the numbers in them."""
+    if not distances:
+        return []
+    a = (torch.stack(distances) / s).clamp(-FAR, FAR)
+    density = torch.exp(a * a * -0.5) * (1 / math.sqrt(2 * math.pi))
+    columns = (t.unbind(0) for t in (a, density, *split(a)))
+    return [_Border(*each) for each in zip(*columns, strict=True)]
 
 
-def _neighbours(borders: list[_Border]) -> list[tuple[_Border | None, _Border | None]]:
-    return list(zip([None, *borders], [*borders, None], strict=True))
+def _by_polynomial(polynomials: tuple[Polynomial, ...], borders: list[_Border]) -> dict[Polynomial, list[Value]]:
+    """`∫ z^i φ(z) dz` over all pieces where a polynomial holds: hard shrinkage is the identity on both sides."""
+    found: dict[Polynomial, list[Value]] = {}
+    for polynomial, low, high in zip(polynomials, [None, *borders], [*borders, None], strict=True):
+        integrals = _integrals(low, high, polynomial)
+        before = found.get(polynomial)
+        found[polynomial] = (
+            integrals if before is None else [_plus(*pair) for pair in zip(before, integrals, strict=True)]
+        )
+    return found
 
 
-def _integrals(low: _Border | None, high: _Border | None, m: Tensor, curved: bool) -> list[Tensor]:
-    """`∫ z^i φ(z) dz` between two borders (None: infinity), `i` up to 2, or 4 for curved pieces."""
+def _integrals(low: _Border | None, high: _Border | None, polynomial: Polynomial) -> list[Value]:
+    """`∫ z^i φ(z) dz` between two borders (None: infinity), `i` up to twice the degree of the polynomial there."""
     if low is None and high is None:
-        mass = torch.ones_like(m)
+        mass = 1.0
     elif low is None or high is None:
         mass = high.below if low is None else low.above  # type: ignore[union-attr]
     else:
         mass = torch.where(low.at > 0, low.above - high.above, high.below - low.below)
+    _, c1, c2 = polynomial
+    if not (c1 or c2):
+        return [mass]
 
-    def drop(power: int) -> Tensor | float:
+    def drop(power: int) -> Value:
         """`a^i φ(a)` at the lower border minus the same at the upper one."""
-        at_low, at_high = (0.0 if b is None else b.at**power * b.density for b in (low, high))
+        at_low, at_high = (0.0 if b is None else _times(*[b.at] * power, b.density) for b in (low, high))
         return at_low - at_high
 
-    first = drop(0) + torch.zeros_like(m)
-    second = mass + drop(1)
-    if not curved:
+    first, second = drop(0), _plus(mass, drop(1))
+    if not c2:
         return [mass, first, second]
-    return [mass, first, second, 2 * first + drop(2), 3 * second + drop(3)]
+    return [mass, first, second, _plus(2 * first, drop(2)), _plus(3 * second, drop(3))]
 
 
-def _expectation(q: tuple[Tensor, ...], integrals: list[Tensor]) -> Tensor:
-    total = q[0] * integrals[0]
-    for coefficient, integral in zip(q[1:], integrals[1:], strict=False):
-        total = total + coefficient * integral
+# -- sums and products that leave out what is 0 or 1: coefficients of pieces often are
+
+
+def _plus(*values: Value) -> Any:
+    total: Value = sum([v for v in values if not isinstance(v, Tensor)])
+    for v in values:
+        if isinstance(v, Tensor):
+            total = total + v if isinstance(total, Tensor) or total else v
     return total
 
 
-def _squared(q: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _times(*values: Value) -> Any:
+    product: Value = math.prod([v for v in values if not isinstance(v, Tensor)])
+    for v in values:
+        if isinstance(v, Tensor) and (isinstance(product, Tensor) or product):
+            product = product * v if isinstance(product, Tensor) or product != 1 else v
+    return product
+
+
+def _value(polynomial: Polynomial, x: Tensor) -> Value:
+    c0, c1, c2 = polynomial
+    return _plus(c0, _times(x, _plus(c1, _times(c2, x))))
+
+
+def _expectation(q: Sequence[Value], integrals: list[Value]) -> Value:
+    return _plus(*[_times(a, b) for a, b in zip(q, integrals, strict=False)])
+
+
+def _square(q: tuple[Value, ...], integrals: list[Value]) -> Tensor:
+    """Of the square. A piece without mass may be far away: its deviations do not overflow, as none is squared alone."""
     a, b, c = q
-    return (a * a, 2 * a * b, b * b + 2 * a * c, 2 * b * c, c * c)
+    mixed = _expectation((a, _times(2.0, b), _times(2.0, c)), integrals)
+    return _plus(_times(mixed, a), _expectation((_times(b, b), _times(2.0, b, c), _times(c, c)), integrals[2:]))
 
 
-def _chosen(pieces: Pieces, x: Tensor) -> list[Tensor]:
-    """Coefficients of the piece that every entry of `x` lies in."""
-    chosen = [torch.full_like(x, c) for c in pieces.polynomials[0]]
-    for k, polynomial in zip(pieces.knots, pieces.polynomials[1:], strict=True):
-        beyond = x > k
-        chosen = [torch.where(beyond, c, before) for c, before in zip(polynomial, chosen, strict=True)]
-    return chosen
+def _chosen(knots: tuple[float, ...], values: list[Value], x: Tensor) -> Tensor:
+    """The value that belongs to the piece that every entry of `x` lies in."""
+    chosen = torch.full_like(x, values[0]) if isinstance(values[0], float) else values[0]
+    for k, value in zip(knots, values[1:], strict=True):
+        chosen = torch.where(x > k, value, chosen)
+    return chosen  # type: ignore[return-value]
 
 
 def _step(knot: float, before: Polynomial, after: Polynomial) -> Polynomial:

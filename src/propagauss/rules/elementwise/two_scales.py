@@ -1,0 +1,298 @@
+"""First two moments of smooth activations that are straight lines far from zero: tanh, GELU, softplus and the like.
+
+Two rules share the work, and each needs few nodes, with weights that are the same for all entries:
+
+    narrow, s <= S:  E[f] = Σ_k w_k f(m + s z_k),                z_k equidistant (the trapezoidal rule)
+    wide, s >= S:    E[f] = E[a(x)] + Σ_k w_k r(x_k) φ((x_k - m)/s)/s,   a the two straight lines, r = f - a
+
+The trapezoidal rule converges exponentially for functions that are smooth at the scale of its step. In the wide rule
+the function is evaluated once, when the rule is built: `r` vanishes away from zero, and what remains are moments of
+straight lines, in closed form. Whether a function is of this kind, and how many nodes it takes, is not guessed:
+`two_scales` compares with a fine quadrature over all means and variances that matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+
+from propagauss.rules.elementwise.pieces import split, wide
+
+aten = torch.ops.aten
+Function = Callable[[Tensor], Tensor]
+
+# smooth and defined everywhere
+_SMOOTH = {
+    *(aten.tanh.default, aten.sigmoid.default, aten.erf.default, aten.gelu.default, aten.silu.default),
+    *(aten.mish.default, aten.softplus.default, aten.log_sigmoid.default, aten.square.default, aten.neg.default),
+    *(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar),
+    *(aten.mul.Tensor, aten.mul.Scalar, aten.clone.default, aten.alias.default),
+}
+REACH = 8.0  # standard deviations
+LENGTHS = (6.0, 8.0, 12.0, 18.0, 24.0)  # how far from zero a function may bend
+NEGLIGIBLE = 1e-9  # distance from the straight line
+TOLERANCE = 1e-5  # of the mean, in standard deviations; three times that for variances and slopes
+
+BORDER = 1.4  # S
+NARROW = (21, 25, 29, 33, 37, 41)  # numbers of nodes to choose from
+WIDE = (8, 12, 16, 20, 24, 28)  # on each side of zero
+
+
+@dataclass(frozen=True)
+class Lines:
+    """`left[0] + left[1] x` below `-length`, `right[0] + right[1] x` above `length`."""
+
+    left: tuple[float, float]
+    right: tuple[float, float]
+    length: float
+
+
+class TwoScales(nn.Module):
+    """`E[g]`, `Var[g]` and `E[g']` from `m` and `v`, both rules."""
+
+    z: Tensor
+    narrow_weights: Tensor
+    x: Tensor
+    wide_weights: Tensor
+
+    def __init__(self, function: Function, lines: Lines, nodes: tuple[int, int], dtype: torch.dtype):
+        super().__init__()
+        self.function, self.lines = function, lines
+        narrow, wide = nodes
+        z = torch.linspace(-REACH, REACH, narrow, dtype=torch.float64)
+        w = torch.exp(-0.5 * z * z)
+        w = w / w.sum()
+        x, table = _table(function, lines, wide)
+        tables = {"z": z, "narrow_weights": torch.stack([w, w * z]), "x": x, "wide_weights": table}
+        for name, value in tables.items():
+            self.register_buffer(name, value.to(dtype))
+
+    def forward(self, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        is_wide = v > BORDER**2
+        if _none(is_wide):
+            return self.narrow(m, v)
+        pairs = zip(self.wide(m, v), self.narrow(m, v), strict=True)
+        mean, variance, slope = (torch.where(is_wide, a, b) for a, b in pairs)
+        return mean, variance, slope
+
+    def narrow(self, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Below a floor, where the nodes would collapse onto the mean, moments are extrapolated linearly in `v`."""
+        floor = torch.finfo(m.dtype).eps * (1 + m.detach().square())
+        floored = v.clamp(max=BORDER**2).maximum(floor)
+        share, s = v / floored, floored.sqrt()
+        centre = self.function(m)
+        values = self.function(torch.addcmul(m, s, _lifted(self.z, m))) - centre  # [K, *m.shape]
+        shift, with_z = _weighted(self.narrow_weights, values)
+        (second,) = _weighted(self.narrow_weights[:1], values * values)
+        # measured from the value at the mean, the shift is not large compared with the deviations
+        variance = (second - shift * shift).clamp(min=0)
+        return centre + share * shift, share * variance, with_z / s
+
+    def wide(self, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """With `d = g - a`, `a` the line on the side of the mean, on both sides of zero:
+
+            E[g] = a(m) + E[d],    Var[g] = b² v + 2 b E[(x - m) d] + E[d²] - E[d]²,    E[g'] = b + E[(x - m) d] / v
+
+        All but the first terms vanish with the probability of being near zero or on its other side.
+        """
+        floored = v.clamp(min=BORDER**2)
+        s = floored.sqrt()
+        scale = s.reciprocal()
+        u = torch.addcmul(-m * scale, scale, _lifted(self.x, m))
+        density = torch.exp((u * (-0.5 * u)).clamp(min=-60))  # products with less are subnormal numbers, which are slow
+        # in double precision, since on the other side of zero a line is the small difference of large terms
+        dtype, m, floored, s, scale = m.dtype, *(wide(t) for t in (m, floored, s, scale))
+        first, with_x, left, right = (wide(t) * scale for t in _weighted(self.wide_weights, density))
+        positive = m > 0
+        (a_left, b_left), (a_right, b_right) = self.lines.left, self.lines.right
+        jump, kink = a_right - a_left, b_right - b_left
+        # beyond zero, seen from the mean: there d is the other line minus the own one, plus what is in the tables
+        is_right = positive.to(m.dtype)
+        sign = 2 * is_right - 1
+        distance = m * sign
+        alpha = distance * scale
+        beyond, at = split(alpha)[1], s * torch.exp(alpha * (-0.5 * alpha)) * (1 / math.sqrt(2 * math.pi))
+        slant = beyond * distance - at  # E[|x|; beyond] with its sign
+        second = torch.where(positive, right, left)
+        along = with_x - m * first
+        if jump:
+            first, along = first - jump * sign * beyond, along + jump * at
+            second = second + jump * jump * beyond
+        if kink:
+            first, along = first - kink * slant, along - kink * sign * floored * beyond
+            second = second + kink * kink * (floored * beyond + distance * slant)
+        if jump and kink:
+            second = second + 2 * kink * jump * sign * slant
+        variance = second - first * first
+        slope = along / floored
+        if b_left or b_right:
+            b = b_left + kink * is_right
+            variance = variance + b * (b * floored + 2 * along)
+            slope, first = slope + b, first + b * m
+        mean = a_left + jump * is_right + first
+        return mean.to(dtype), variance.clamp(min=0).to(dtype), slope.to(dtype)
+
+
+def _none(condition: Tensor) -> bool:
+    """Whether it is known to hold nowhere. Values inside graphs, mapped functions or other devices are not read."""
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    if is_traced or condition.device.type != "cpu":
+        return False
+    try:
+        return not bool(condition.any())
+    except RuntimeError:  # inside vmap, or a tensor without values
+        return False
+
+
+def _lifted(t: Tensor, m: Tensor) -> Tensor:
+    return t.reshape(-1, *[1] * m.dim())
+
+
+def _weighted(weights: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+    """`Σ_k weights[i, k] values[k]` for every `i`"""
+    return (weights @ values.reshape(len(values), -1)).reshape(-1, *values.shape[1:]).unbind(0)
+
+
+def _table(function: Function, lines: Lines, nodes: int) -> tuple[Tensor, Tensor]:
+    """Nodes on both sides of zero, and per node what multiplies `φ((x - m)/s)/s` in `E[d]`, `E[x d]` and in `E[d²]`
+    for means on the left and on the right; without what straight lines contribute."""
+    x, w = (torch.from_numpy(t) for t in np.polynomial.legendre.leggauss(nodes))
+    x, w = lines.length * (x + 1) / 2, lines.length * w / 2 / math.sqrt(2 * math.pi)
+    x, w = torch.cat([-x.flip(0), x]), torch.cat([w.flip(0), w])
+    left, right = (a + b * x for a, b in (lines.left, lines.right))
+    y = function(x)
+    own = torch.where(x > 0, right, left)
+    rest = y - own
+    from_left, from_right = ((y - line).square() - (own - line).square() for line in (left, right))
+    return x, torch.stack([w * rest, w * x * rest, w * from_left, w * from_right])
+
+
+# -- which functions, and how many nodes
+
+
+def two_scales(graph: fx.GraphModule, dtype: torch.dtype) -> TwoScales | None:
+    """The rule for an elementwise function of one variable; None if it is not of this kind."""
+    ops = [n for n in graph.graph.nodes if n.op != "output"]
+    if not all(_is_smooth(n) if i else n.op == "placeholder" for i, n in enumerate(ops)):
+        return None
+    found = _design(_Keyed(graph))
+    return None if found is None else TwoScales(graph, *found, dtype)
+
+
+def _is_smooth(node: fx.Node) -> bool:
+    if node.target == aten.pow.Tensor_Scalar:
+        return node.args[1] in (2, 3)
+    if node.target in (aten.div.Tensor, aten.div.Scalar):
+        return not isinstance(node.args[1], fx.Node)
+    return node.target in _SMOOTH
+
+
+class _Keyed:
+    """A function that is equal to another of the same ops."""
+
+    def __init__(self, graph: fx.GraphModule):
+        self.graph = graph
+        names: dict[Any, int] = {n: i for i, n in enumerate(graph.graph.nodes)}
+        self.key = tuple(
+            (
+                str(n.target) if n.op == "call_function" else n.op,
+                str(map_arg((n.args, n.kwargs), lambda a: f"%{names[a]}")),
+            )
+            for n in graph.graph.nodes
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keyed) and self.key == other.key
+
+
+@cache
+def _design(function: _Keyed) -> tuple[Lines, tuple[int, int]] | None:
+    g = function.graph
+    with torch.no_grad():
+        lines = straight_lines(g)
+        if lines is None:
+            return None
+        m, s = _grid()
+        true = reference(g, m, s)
+        is_narrow = s <= BORDER
+
+        def fewest(name: str, where: Tensor, sizes: tuple[int, ...]) -> int | None:
+            for size in sizes:
+                rule = TwoScales(g, lines, (size, size), torch.float64)
+                found = getattr(rule, name)(m[where], s[where].square())
+                if _agrees(found, tuple(t[where] for t in true), s[where]):
+                    return size
+            return None
+
+        narrow, wide = fewest("narrow", is_narrow, NARROW), fewest("wide", ~is_narrow, WIDE)
+    return None if narrow is None or wide is None else (lines, (narrow, wide))
+
+
+def straight_lines(g: Function) -> Lines | None:
+    """The lines that the function is on far from zero, if it is."""
+    far = torch.logspace(math.log10(LENGTHS[0]), 5, 400, dtype=torch.float64)
+    found: list[tuple[float, float]] = []
+    length = LENGTHS[0]
+    for side in (-1.0, 1.0):
+        x = side * far
+        ends = g(torch.tensor([64.0, 128.0], dtype=torch.float64) * side)
+        b = _rounded(float(ends[1] - ends[0]) / (64 * side))
+        a = _rounded(float(ends[0]) - b * 64 * side)
+        off = ~((g(x) - (a + b * x)).abs() <= NEGLIGIBLE)
+        if bool(off.any()):
+            beyond = float(far[off].max())
+            length = max(length, min((n for n in LENGTHS if n > beyond), default=math.inf))
+        found.append((a, b))
+    return Lines(found[0], found[1], length) if math.isfinite(length) else None
+
+
+def _rounded(value: float) -> float:
+    return float(round(value)) if abs(value - round(value)) < 1e-12 else value  # 0 and 1 come with rounding errors
+
+
+def _grid() -> tuple[Tensor, Tensor]:
+    """Means and standard deviations, `[N]` each: dense where the function bends and around the border of the rules."""
+    means = torch.tensor([0.05, 0.3, 0.7, 1.1, 1.7, 2.3, 2.9, 4.0, 5.0, 6.2, 9.0, 14.0, 20.0], dtype=torch.float64)
+    scales = torch.tensor([0.03, 0.3, 0.7, 1.0, 1.2, 1.4, 1.401, 1.7, 2.0, 2.5, 4.0, 10.0, 100.0])
+    m, s = torch.meshgrid(torch.cat([-means, means]), scales.double(), indexing="ij")
+    return m.flatten(), s.flatten()
+
+
+def reference(g: Function, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`E[g]`, `Var[g]` and `Cov(x, g)/v` by many short panels, borders one apart in `x` around zero."""
+    nodes, weights = (torch.from_numpy(t) for t in np.polynomial.legendre.leggauss(12))
+    m, s = m.unsqueeze(-1), s.unsqueeze(-1)
+    fine = torch.linspace(-12, 12, 25, dtype=torch.float64).expand(len(m), -1)
+    close = (torch.linspace(-24, 24, 49, dtype=torch.float64) - m) / s
+    borders = torch.cat([fine, close.clamp(-12, 12)], 1).sort(1).values
+    z = (borders[:, :-1, None] + borders.diff()[..., None] * (nodes + 1) / 2).flatten(1)
+    mass = (borders.diff()[..., None] * weights / 2).flatten(1) * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+    centre = g(m)
+    deviation = g(m + s * z) - centre
+    shift = (mass * deviation).sum(-1, keepdim=True)
+    deviation = deviation - shift
+    slope = (mass * z * deviation).sum(-1) / s.squeeze(-1)
+    return (centre + shift).squeeze(-1), (mass * deviation.square()).sum(-1), slope
+
+
+def _agrees(found: tuple[Tensor, ...], true: tuple[Tensor, ...], s: Tensor) -> bool:
+    """But for what is below the last digits of single precision, given the largest slope."""
+    size = float(true[2].abs().max())
+    least = 1e-7 * size * s
+    wrong = (
+        (found[0] - true[0]).abs() > TOLERANCE * true[1].sqrt() + 1e-2 * least,
+        (found[1] - true[1]).abs() > 3 * TOLERANCE * true[1] + least * least,
+        (found[2] - true[2]).abs() > 3 * TOLERANCE * true[2].abs() + 1e-7 * size,
+    )
+    return not any(bool(w.any()) for w in wrong)
