@@ -4,6 +4,7 @@ import base64
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,11 @@ from propagauss import cli
 from propagauss.baselines import MonteCarlo
 from propagauss.demo import data
 from propagauss.demo.compute import STEPS, Settings, compute
-from propagauss.demo.methods import OURS, Result, Sampler, best, fit_class_sampler, is_tied
+from propagauss.demo.methods import OURS, Result, Sampler, best, chosen, fit_class_sampler, is_tied
 from propagauss.demo.report import commentary, tables
 from propagauss.demo.report.files import write
 from propagauss.demo.timing import relative_times
-from propagauss.demo.training import mlp, train
+from propagauss.demo.training import mlp, train, train_classifier
 
 STRUCTURES = ["diagonal", "kronecker", "full"]
 
@@ -208,6 +209,38 @@ def test_marks_tell_ties_from_differences():
     assert tables.marks(found) == ["~", "*", " "]
     table = tables.text(found, tables.REGRESSION).splitlines()
     assert len(table) == 5 and table[3].endswith("*")
+
+
+def test_the_prior_is_the_best_of_the_plain_network_on_validation_data(results):
+    tried = results["digits"]["validation_nlpd_by_prior"]
+    (base,) = rows(results, "digits", method="MAP")
+    assert list(map(float, tried)) == list(Settings().digits_priors)
+    assert base["validation_nlpd"] == pytest.approx(min(tried.values()), rel=1e-5)
+
+
+def test_no_choice_depends_on_the_test_part():
+    split = data.digits(0)
+    x, y = split.test
+    other = replace(split, test=(torch.randn_like(x), y.flip(0)))
+    (one, found), (two, again) = (train_classifier(s, (64, 6, 10), 2, 0, (0.1, 1.0)) for s in (split, other))
+    assert found == again
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_variants_are_chosen_on_the_validation_part():
+    found = [
+        result("MAP", [1.0, 1.1, 0.9, 1.0], fitted=True, validation=0.9),
+        result(OURS, [0.5, 0.6, 0.4, 0.55], posterior="full", scale=0.5, fitted=True, validation=1.2),
+        result(OURS, [2.0, 2.1, 1.9, 2.05], posterior="diagonal", scale=0.5, fitted=True, validation=1.1),
+    ]
+    assert chosen(found[1:]) is found[2] and best(found[1:]) is found[1]
+    said = " ".join(commentary.verdict(found))
+    assert "least NLPD is that of MAP" in said and "diagonal" in said and "full" not in said
+
+
+def test_commentary_names_the_prior_and_what_was_tried():
+    said = commentary.prior({0.1: 0.3, 1.0: 0.2, 3.0: 0.25})
+    assert "prior precision of 1," in said and "0.1: 0.300, 1: 0.200, 3: 0.250" in said
 
 
 def test_commentary_says_when_ours_loses_and_when_it_wins():

@@ -36,10 +36,10 @@ def compare(
     step("MAP and temperature scaling")
     temperature = TemperatureScaling(model).fit(split.validation_loader, progress=False)
     results = [
-        _score(Result("MAP", predict=model), MAP(model)(split.test[0]).mean.log_softmax(-1), split),
+        _score(Result("MAP", predict=model), lambda x: MAP(model)(x).mean.log_softmax(-1), split),
         _score(
             Result("temperature scaling", scale=temperature.temperature, fitted=True),
-            _log_probs(temperature(split.test[0])),
+            lambda x: _log_probs(temperature(x)),
             split,
         ),
     ]
@@ -59,7 +59,7 @@ def _sampling(sampler: Sampler, posterior: str, split: Split) -> list[Result]:
     return [
         _score(
             Result("sampling", posterior, scale=s.scale, fitted=s is fitted, predict=s.log_probs),
-            s.log_probs(split.test[0]),
+            s.log_probs,
             split,
         )
         for s in (sampler, fitted)
@@ -73,13 +73,15 @@ def _gaussian(method: str, posterior: str, net: GLM | Streamlined, split: Split)
         if fitted:
             classifier.fit_scale(split.validation_loader, progress=False)
         result = Result(method, posterior, link, classifier.scale, fitted, predict=classifier.log_probs)
-        results.append(_score(result, _log_probs(classifier(split.test[0])), split))
+        results.append(_score(result, lambda x, c=classifier: _log_probs(c(x)), split))
     return results
 
 
-def _score(result: Result, log_probs: Tensor, split: Split) -> Result:
-    y = split.test[1]
-    predictive = categorical(log_probs)
+def _score(result: Result, log_probs: Callable[[Tensor], Tensor], split: Split) -> Result:
+    x, y = split.validation
+    result.validation = metrics.nlpd(categorical(log_probs(x)), y)
+    x, y = split.test
+    predictive = categorical(log_probs(x))
     result.metrics = {
         "accuracy": metrics.accuracy(predictive, y),
         "nlpd": metrics.nlpd(predictive, y),

@@ -31,6 +31,7 @@ class Result:
     fitted: bool = False  # whether scale (and noise) come from the validation part
     noise: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    validation: float = math.inf  # NLPD on the validation part: what variants of a method are chosen by
     losses: Tensor = field(default_factory=lambda: torch.zeros(0))  # -log p(y) of each test point
     probs: Tensor = field(default_factory=lambda: torch.zeros(0))  # [N, C], classification only
     predict: Callable[[Tensor], Any] | None = None  # the call that is timed
@@ -57,14 +58,20 @@ class Result:
             "scale": self.scale,
             "fitted": self.fitted,
             "noise": self.noise,
+            "validation_nlpd": self.validation,
             "metrics": self.metrics,
         }
         return row | ({"time": vars(self.time)} if self.time else {})
 
 
 def best(results: Sequence[Result]) -> Result:
-    """The result of least NLPD."""
+    """The result of least NLPD on the test part: to say which it is, never to choose one."""
     return min(results, key=lambda r: r.nlpd)
+
+
+def chosen(results: Sequence[Result]) -> Result:
+    """The result of least NLPD on the validation part, whatever the test part says."""
+    return min(results, key=lambda r: r.validation)
 
 
 def is_tied(one: Result, other: Result) -> bool:

@@ -52,6 +52,8 @@ def _fitted(net: object, noise: float, split: Split) -> Regressor:
 
 
 def _normal(method: str, posterior: str, regressor: Regressor, split: Split, fitted: bool) -> Result:
+    x, y = split.validation
+    validation = metrics.nlpd(regressor(x), y)
     x, y = split.test
     predictive = regressor(x)
     return Result(
@@ -61,6 +63,7 @@ def _normal(method: str, posterior: str, regressor: Regressor, split: Split, fit
         fitted=fitted,
         noise=float(regressor.noise),
         metrics={"nlpd": metrics.nlpd(predictive, y), "rmse": metrics.rmse(predictive, y)},
+        validation=validation,
         losses=-predictive.log_prob(y).flatten(),
     )
 
@@ -71,9 +74,10 @@ def _sampling(model: nn.Module, name: str, posterior: Posterior, split: Split, s
     sampler = Sampler(model, posterior, samples, seed)
     results = []
     for fitted, (s, stddev) in enumerate([(sampler, noise), fit_regression_sampler(sampler, *split.validation, noise)]):
+        validation = -s.log_density(*split.validation, stddev).double().mean().item()
         losses = -s.log_density(x, y, stddev).flatten()
         scores = {"nlpd": losses.double().mean().item(), "rmse": metrics.rmse(s.latents(x).mean(0), y)}
-        results.append(Result("sampling", name, "", s.scale, bool(fitted), stddev, scores, losses))
+        results.append(Result("sampling", name, "", s.scale, bool(fitted), stddev, scores, validation, losses))
     return results
 
 

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from propagauss.demo.data import Split
 from propagauss.posteriors import fit_laplace
+from propagauss.predictive.links import categorical
+from propagauss.predictive.metrics import nlpd
 
 LEARNING_RATE, BATCH = 1e-2, 64
 
@@ -48,6 +50,20 @@ def train(
                 found = fit_laplace(model, split.train_loader, likelihood, "kronecker", progress=False).details
                 precision, noise = found["prior_precision"], found.get("noise", 1.0)
     return model.eval()
+
+
+def train_classifier(
+    split: Split, sizes: Sequence[int], epochs: int, seed: int, priors: Sequence[float]
+) -> tuple[nn.Sequential, dict[float, float]]:
+    """The network of the prior precision with the least validation NLPD, and that NLPD for each of `priors`.
+
+    The plain network decides, so that no way of predicting is favoured but the one without a posterior.
+    """
+    models = {prior: train(split, sizes, "classification", epochs, seed, prior) for prior in priors}
+    x, y = split.validation
+    with torch.no_grad():
+        found = {prior: nlpd(categorical(model(x)), y) for prior, model in models.items()}
+    return models[min(found, key=lambda prior: found[prior])], found
 
 
 def _descend(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from propagauss.demo.methods import OURS, Result, best, is_tied
+from propagauss.demo.methods import OURS, Result, best, chosen, is_tied
 from propagauss.demo.regression import Band
 from propagauss.predictive.calibration import BOUNDS
 
@@ -16,32 +16,39 @@ def _of(results: Sequence[Result], method: str, fitted: bool = True) -> list[Res
 
 
 def verdict(results: Sequence[Result]) -> list[str]:
-    """Who is best, and how ours does against each of the others, each at its best on the test part."""
-    winner = best(results)
+    """Which method does best, and how ours does against the others; variants are chosen on the validation part."""
+    methods = dict.fromkeys(r.method for r in results)
+    taken = {method: chosen([r for r in results if r.method == method]) for method in methods}
+    winner, ours = best(list(taken.values())), taken.pop(OURS)
     lines = [f"The least NLPD is that of {describe(winner)}: {winner.nlpd:.3f}."]
-    ours = best(_of(results, OURS))
     if ours is not winner:
-        lines.append(f"The best of ours is {describe(ours)}: {_against(ours, winner)}.")
-    for method in ("MAP", "temperature scaling", "sampling", "GLM"):
-        others = [r for r in results if r.method == method]
-        if others and best(others) is not winner:
-            other = best(others)
-            lines.append(f"Against {describe(other)} ({other.nlpd:.3f}), the best of ours is {_against(ours, other)}.")
+        lines.append(f"Ours is {describe(ours)}: {_against(ours, winner)}.")
+    for other in taken.values():
+        if other is not winner:
+            lines.append(f"Against {describe(other)} ({other.nlpd:.3f}), ours is {_against(ours, other)}.")
     return lines
+
+
+def prior(priors: Mapping[float, float]) -> str:
+    """Which prior precision was taken, from the validation NLPD of the plain network for each."""
+    taken = min(priors, key=lambda precision: priors[precision])
+    tried = ", ".join(f"{precision:g}: {nlpd:.3f}" for precision, nlpd in priors.items())
+    return (
+        f"The weight decay is that of a prior precision of {taken:g}, with which the plain network has the least NLPD "
+        f"on the validation part ({tried}). It was chosen before any posterior was fitted."
+    )
 
 
 def scales(results: Sequence[Result]) -> str:
     """What fitting on the validation part does to each method."""
     parts = []
     for method in ("sampling", "GLM", OURS):
-        raw, fitted = best(_of(results, method, False)), best(_of(results, method))
+        raw, fitted = chosen(_of(results, method, False)), chosen(_of(results, method))
         found = [r.scale for r in _of(results, method) if r.scale is not None]
         parts.append(
             f"{method} from {raw.nlpd:.3f} to {fitted.nlpd:.3f} (scales of {min(found):.2g} to {max(found):.2g})"
         )
-    return (
-        f"Fitting on the validation part takes the best NLPD of each method from that at scale 1: {'; '.join(parts)}."
-    )
+    return f"Fitting on the validation part takes the NLPD of each method from that at scale 1: {'; '.join(parts)}."
 
 
 def accuracies(results: Sequence[Result]) -> str:

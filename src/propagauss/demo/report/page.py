@@ -39,8 +39,9 @@ def _head(demo: Demo) -> str:
         "got the same treatment: what it has to fit was fitted on the validation part, and all scores below are from "
         f"the test part.</p>{quick}"
         f'<p class="soft">Method names: <em>{OURS}</em> is propagauss; <em>sampling</em> averages over '
-        f"{demo.settings.samples} draws of the weights; <em>GLM</em> linearises the network in its weights. Where the "
-        "best variants of two methods are compared, each is the best on the test part. ± is one standard error.</p>"
+        f"{demo.settings.samples} draws of the weights; <em>GLM</em> linearises the network in its weights. Where "
+        "methods are compared, the variant of each is the one that did best on the validation part. ± is one standard "
+        "error.</p>"
     )
 
 
@@ -55,9 +56,7 @@ def _digits(demo: Demo) -> str:
         commentary.times(study.results, demo.map_seconds, demo.settings.timing_batch),
     ]
     return (
-        f'<h2>Digits: classification</h2>{_about(study)}<p class="soft">The network was trained with light weight '
-        f"decay (prior precision {demo.settings.digits_prior}), chosen for this demo because it leaves room for "
-        f"improvement: a network that is not too sure of itself gains little from any posterior.</p>"
+        f'<h2>Digits: classification</h2>{_about(study)}<p class="soft">{escape(commentary.prior(study.priors))}</p>'
         f"{html.bullets(notes)}{tables.to_html(study.results, tables.CLASSIFICATION)}{_legend()}"
         + html.figure(
             plots.reliability(chosen, labels),
@@ -69,7 +68,7 @@ def _digits(demo: Demo) -> str:
         + html.figure(
             plots.cost(study.results),
             "NLPD against time, scales fitted on the validation part. Hollow: probit link. Lower and further left is "
-            "better.",
+            "better; the grey band is one standard error of MAP's NLPD to either side.",
         )
         + html.figure(
             plots.rejection(chosen, labels),

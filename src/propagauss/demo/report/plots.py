@@ -129,10 +129,12 @@ def rejection(results: Sequence[Result], labels: Tensor) -> str:
 
 
 def cost(results: Sequence[Result]) -> str:
-    """NLPD against time, for what was fitted on the validation part."""
+    """NLPD against time, for what was fitted on the validation part; the band is MAP with its standard error."""
     with drawing(5.2, 3.1) as (figure, svg):
         axes = figure.subplots()
         shown = [r for r in results if r.time and (r.fitted or r.method == "MAP")]
+        error = results[0].losses.double().std().item() / len(results[0].losses) ** 0.5
+        axes.axhspan(results[0].nlpd - error, results[0].nlpd + error, color=_INK, alpha=0.06, linewidth=0)
         for r in shown:
             assert r.time is not None
             hollow = r.link == "probit"
