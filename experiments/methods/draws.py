@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -88,7 +89,7 @@ def best_scale(nlpd: Callable[[float], float]) -> float:
     while (at := min(values, key=lambda d: values[d])) == max(values) < LAST:
         values[at + 1] = nlpd(10.0 ** (at + 1))
     around = [max(at - 1, LEAST) * math.log(10), min(at + 1, LAST) * math.log(10)]
-    fine = minimize_scalar(lambda t: nlpd(math.exp(t)), bounds=around, method="bounded", options={"xatol": 0.1})
+    fine: Any = minimize_scalar(lambda t: nlpd(math.exp(t)), bounds=around, method="bounded", options={"xatol": 0.1})
     return math.exp(fine.x) if fine.fun < values[at] else 10.0**at
 
 
