@@ -101,7 +101,8 @@ def _log_probs(predictive: Categorical) -> Tensor:
 def add_times(results: list[Result], x: Tensor, rounds: int, seed: int) -> float:
     """Set `time` of each result, relative to the first one (MAP); returns the seconds of that one.
 
-    It is the time of the processor, as the demo runs in one thread. A fitted scale changes nothing about the work, so only one result of each kind is run.
+    It is the time of the processor, as the demo runs in one thread. A fitted scale changes nothing about the work, so
+    only one result of each kind is run.
     """
     calls = {r.name: r.predict for r in results if r.predict is not None}
     bound = {name: lambda call=call: call(x) for name, call in calls.items()}
