@@ -49,7 +49,7 @@ def loaded(name: str) -> tuple[nn.Module, Any]:
     try:
         import transformers
 
-        from propagauss.experiments.paper.gpt_networks import BACKBONES
+        from experiments.transformers.gpt_networks import BACKBONES
     except ImportError as error:
         raise SkipMethod(f"{error.name} is not installed") from error
     found = BACKBONES[name].find()

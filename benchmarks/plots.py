@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from benchmarks import growth
 from benchmarks.case import PLAIN
 from benchmarks.results import ROOT, Report, Row, write
-from propagauss.experiments import plots
+from propagauss.demo.report import plots
 
 IMAGES = ROOT / "docs" / "images"
 LABELS = {
@@ -37,7 +37,7 @@ def _growth(report: Report) -> str:
     """Ratio to the plain forward as one property varies; the band holds 10 to 90 % of the rounds."""
     if not any(case.startswith("growth/") for case in report.titles):
         return ""
-    with plots._figure(9.5, 2.6) as (figure, text):
+    with plots.drawing(9.5, 2.6) as (figure, text):
         panels = figure.subplots(1, len(LABELS), sharey=True)
         for axes, name in zip(panels, LABELS, strict=True):
             _panel(axes, report, name)
@@ -82,7 +82,7 @@ def _methods(report: Report) -> str:
     if not cases:
         return ""
     names = dict.fromkeys(r.method for case in cases for r in report.of(case) if r.timing and r.method != PLAIN)
-    with plots._figure(9.5, 0.5 + 0.24 * len(names)) as (figure, text):
+    with plots.drawing(9.5, 0.5 + 0.24 * len(names)) as (figure, text):
         panels = figure.subplots(1, len(cases), sharex=True, sharey=True, squeeze=False)[0]
         for axes, case in zip(panels, cases, strict=True):
             _bars(axes, {r.method: r for r in report.of(case)}, list(names))

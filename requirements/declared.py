@@ -17,11 +17,20 @@ def name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", match.group()).lower() if match else ""
 
 
+def requirements(extra: str, extras: dict[str, list[str]]) -> list[str]:
+    """Those of an extra; where it names extras of propagauss itself, theirs."""
+    found = []
+    for requirement in extras[extra]:
+        own = re.fullmatch(r"propagauss\[([\w,-]+)\]", requirement)
+        found += [r for e in own[1].split(",") for r in requirements(e, extras)] if own else [requirement]
+    return found
+
+
 def main(extras: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [line for path in ROOT.glob("requirements/*.txt") for line in path.read_text().splitlines()]
     without_deps = {name(line) for line in lines}
-    declared = project["dependencies"] + [r for e in extras for r in project["optional-dependencies"][e]]
+    declared = project["dependencies"] + [r for e in extras for r in requirements(e, project["optional-dependencies"])]
     print(*[r for r in declared if name(r) not in without_deps], sep="\n")
 
 

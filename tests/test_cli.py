@@ -45,8 +45,14 @@ def test_missing_packages(absent, named, monkeypatch, capsys, tmp_path):
         monkeypatch.setitem(sys.modules, package, None)
     assert cli.main(["demo", "--quick", "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert said == f"propagauss: `demo` needs {named}: pip install propagauss[experiments]\n"
+    assert said == f"propagauss: `demo` needs {named}: pip install propagauss[demo]\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_what_has_moved_says_where(capsys):
+    assert cli.main(["reproduce", "uci", "--quick"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "python -m experiments" in said and "make reproduce NAME=uci" in said
 
 
 def test_broken_package_is_not_called_missing(monkeypatch):

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import propagauss as pg
-from propagauss.experiments import data
-from propagauss.experiments.training import mlp
+from propagauss.demo import data
+from propagauss.demo.training import mlp
 
 SIDE, CLASSES = 8, 10
 INPUTS = 100  # of the test part

@@ -12,6 +12,10 @@ from pathlib import Path
 from propagauss.errors import PropagaussError
 from propagauss.version import __version__
 
+MOVED = {
+    "reproduce": "the paper's experiments are not part of the package any more: in a clone of the repository, "
+    "run `python -m experiments NAME` (or `make reproduce NAME=uci`)"
+}
 OPTIONAL = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "pyarrow": "pyarrow"}
 
 
@@ -23,16 +27,17 @@ class Command:
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     needs: tuple[str, ...] = ()
-    extra: str = "experiments"  # that brings them
+    extra: str = "demo"  # that brings them
 
 
 def _demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("propagauss-demo"), metavar="DIR", help="where results go")
-    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of splits, training and sampling")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of splits, training and sampling")
     parser.add_argument("--quick", action="store_true", help="seconds instead of a minute: small networks, few samples")
 
 
-def _seed(text: str) -> int:
+def seed(text: str) -> int:
+    """A seed from the command line."""
     value = int(text)
     if not 0 <= value < 2**31:  # what scikit-learn, NumPy and torch all accept
         raise argparse.ArgumentTypeError(f"{value} is not between 0 and 2147483647")
@@ -40,37 +45,11 @@ def _seed(text: str) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from propagauss.experiments.demo import run
+    from propagauss.demo.run import run
 
     report = run(args.out, seed=args.seed, quick=args.quick)
     print(f"report: {report}")
     return 0
-
-
-def _reproduce_options(parser: argparse.ArgumentParser) -> None:
-    from propagauss.experiments.paper.names import NAMES
-
-    known = [*NAMES, "all", []]  # the empty list: no name at all
-    parser.add_argument("names", nargs="*", choices=known, metavar="NAME", help=f"all, {', '.join(NAMES)}")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data sets (or set PROPAGAUSS_DATA)")
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--quick", dest="mode", action="store_const", const="quick", help="subsets: minutes, no meaning")
-    mode.add_argument("--full", dest="mode", action="store_const", const="full", help="the whole protocol (default)")
-    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="where results are kept")
-    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of splits, training and sampling")
-    parser.add_argument("--again", action="store_true", help="also run what is stored already")
-    parser.set_defaults(mode="full")
-
-
-def _reproduce(args: argparse.Namespace) -> int:
-    from propagauss.experiments.paper.names import NAMES
-    from propagauss.experiments.paper.run import reproduce
-
-    names = list(NAMES) if "all" in args.names else list(dict.fromkeys(args.names))
-    missing = reproduce(names, args.mode, args.data, args.results, args.seed, args.again)
-    for message in missing:
-        _fail(message, 1)
-    return 1 if missing else 0
 
 
 def _predict_options(parser: argparse.ArgumentParser) -> None:
@@ -92,12 +71,6 @@ COMMANDS: dict[str, Command] = {
         _demo,
         ("sklearn", "matplotlib"),
     ),
-    "reproduce": Command(
-        "run experiments of the paper, going on where a run was stopped, and write the report (no name: only that)",
-        _reproduce_options,
-        _reproduce,
-        ("sklearn", "matplotlib"),
-    ),
     "predict": Command(
         "stream a large data set through an exported model, going on where a run was stopped",
         _predict_options,
@@ -110,27 +83,40 @@ COMMANDS: dict[str, Command] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code (2: wrong usage, or something needed is not installed)."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given and given[0] in MOVED:
+        return fail(MOVED[given[0]], 2)
     parser = _parser()
     try:
-        args = parser.parse_args(argv)
+        args = parser.parse_args(given)
     except SystemExit as stop:  # argparse has said why; callers of main() get a number, not an exception
         return stop.code if isinstance(stop.code, int) else 2
     if args.command is None:
         parser.print_help()
         return 2
     command = COMMANDS[args.command]
-    absent = [OPTIONAL[name] for name in command.needs if not _importable(name)]
+    absent = absent_packages(command.needs)
     if absent:
-        return _fail(f"`{args.command}` needs {' and '.join(absent)}: pip install propagauss[{command.extra}]", 2)
+        return fail(f"`{args.command}` needs {' and '.join(absent)}: pip install propagauss[{command.extra}]", 2)
+    return guarded(command.run, args)
+
+
+def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace, program: str = "propagauss") -> int:
+    """What `run` returns; errors that a user can do something about become one line and an exit code."""
     try:
-        return command.run(args)
+        return run(args)
     except PropagaussError as error:
-        return _fail(str(error), 1)
+        return fail(str(error), 1, program)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        return _fail(f"{error.strerror or error}{where}", 1)
+        return fail(f"{error.strerror or error}{where}", 1, program)
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        return fail("interrupted", 130, program)
+
+
+def absent_packages(modules: Sequence[str]) -> list[str]:
+    """Those of the optional packages that are not installed, by the names they install under."""
+    return [OPTIONAL[name] for name in modules if not _importable(name)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -154,8 +140,9 @@ def _importable(package: str) -> bool:
     return True
 
 
-def _fail(message: str, code: int) -> int:
-    print(f"propagauss: {message}", file=sys.stderr)
+def fail(message: str, code: int, program: str = "propagauss") -> int:
+    """Say why on standard error; returns the exit code."""
+    print(f"{program}: {message}", file=sys.stderr)
     return code
 
 

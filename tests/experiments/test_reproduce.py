@@ -1,9 +1,10 @@
-"""`propagauss reproduce NAME --quick`, from the command line, on made-up data in the layout of the real files."""
+"""`python -m experiments NAME --quick`, from the command line, on made-up data in the layout of the real files."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import pytest
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
-from propagauss import cli
-from propagauss.experiments.paper import datasets
-from propagauss.experiments.paper.experiment import Context, Experiment, Section, Unit
-from propagauss.experiments.paper.names import NAMES, experiment
-from propagauss.experiments.paper.run import report, run
-from propagauss.experiments.paper.store import Store
+from experiments import datasets
+from experiments.__main__ import main
+from experiments.frame.experiment import Context, Experiment, Section, Unit
+from experiments.frame.names import NAMES, experiment
+from experiments.frame.run import run
+from experiments.frame.store import Store
+from experiments.report.page import report
 
 UCI = {"servo": 4, "ld": 5, "am": 7, "rev": 6, "ff": 12, "itt": 33, "ccs": 8, "asn": 5, "cac": 127, "pt": 19, "ccpp": 4}
 
@@ -81,15 +83,15 @@ def test_quick(name: str, data: Path, tmp_path: Path) -> None:
     missing = [module for module in experiment(name).needs if find_spec(module) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
-    command = ["reproduce", name, "--quick", "--data", str(data), "--results", str(tmp_path)]
-    assert cli.main(command) == 0
+    command = [name, "--quick", "--data", str(data), "--results", str(tmp_path)]
+    assert main(command) == 0
     stored = {p: p.read_text() for p in (tmp_path / name / "quick").glob("*.json")}
     assert stored
     record = json.loads(next(iter(stored.values())))
     assert {"config", "seed", "versions", "results"} <= record.keys()
     page = (tmp_path / "report-quick.html").read_text()
     assert f'id="{name}"' in page and "nan" not in page.lower().split()
-    assert cli.main(command) == 0  # nothing is run again
+    assert main(command) == 0  # nothing is run again
     assert {p: p.read_text() for p in stored} == stored
 
 
@@ -135,18 +137,48 @@ def test_missing_data_is_named_with_where_to_get_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PROPAGAUSS_DATA", raising=False)
-    assert cli.main(["reproduce", "mnist", "--quick", "--results", str(tmp_path / "a")]) == 1
+    assert main(["mnist", "--quick", "--results", str(tmp_path / "a")]) == 1
     assert "--data" in capsys.readouterr().err
-    command = ["reproduce", "mnist", "--quick", "--data", str(tmp_path), "--results", str(tmp_path / "b")]
-    assert cli.main(command) == 1
+    command = ["mnist", "--quick", "--data", str(tmp_path), "--results", str(tmp_path / "b")]
+    assert main(command) == 1
     said = capsys.readouterr().err
     assert "images/mnist.npz" in said and "LeCun" in said
 
 
-def test_without_a_name_only_the_report_is_written(tmp_path: Path) -> None:
-    assert cli.main(["reproduce", "--results", str(tmp_path)]) == 0
-    assert (tmp_path / "report.html").is_file()
+def test_only_the_report_is_written(tmp_path: Path) -> None:
+    assert main(["report", "--results", str(tmp_path)]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     assert report(tmp_path, "quick").name == "report-quick.html"
+
+
+def test_without_a_name_what_is_stored_and_missing_is_listed(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PROPAGAUSS_DATA", raising=False)
+    uci = experiment("uci").units(Context("full", data=data))
+    for unit in uci[:-1]:
+        Store(tmp_path, "uci", "full").put(unit, 0, 1.0, {})
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["--data", str(data), "--results", str(tmp_path)]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
+    assert set(lines) == set(NAMES)
+    assert lines["uci"].endswith(f"{len(uci) - 1} stored  1 missing: {uci[-1].key}")
+    assert "0 stored" in lines["rotated"] and "missing" in lines["rotated"]
+    assert main(["--results", str(tmp_path)]) == 0
+    assert "--data DIR" in capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before  # nothing is written
+
+
+@pytest.mark.parametrize("arguments", [["ucii"], ["uci", "--quick", "--full"], ["uci", "--seed", "-1"]])
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "usage: python -m experiments" in capsys.readouterr().err
+
+
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main([]) == 2
+    assert capsys.readouterr().err == "python -m experiments: the experiments need matplotlib: pip install .[demo]\n"
 
 
 # -- files

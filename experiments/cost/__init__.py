@@ -1,0 +1,1 @@
+"""How many samples sampling needs, and how long predictions take."""

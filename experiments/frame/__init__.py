@@ -1,0 +1,1 @@
+"""What an experiment is, which there are, running them, and the store of what they found."""

@@ -1,0 +1,1 @@
+"""Ways to predict classes that several experiments compare, and how well they did."""

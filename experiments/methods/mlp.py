@@ -1,0 +1,160 @@
+"""Ways to predict with the networks of networks.py: those of classify.py, as fast as layers in sequence allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.methods.classify import LINKS, Batches, Label, Link, Predictor, Remembered, _gaussian, plain, sampling
+from propagauss.demo.methods import Sampler
+from propagauss.engines.streamline import streamline
+from propagauss.gaussian import Gaussian
+from propagauss.posteriors import DiagonalPosterior, KroneckerPosterior, Posterior
+from propagauss.posteriors.kronecker import Eigenfactors
+
+MONTE_CARLO_BATCHES = 4  # of validation data, for the scale of the Monte Carlo link: 50 times as dear as the others
+
+
+def laplace_groups(
+    model: nn.Sequential,
+    posterior: KroneckerPosterior,
+    validation: Batches,
+    samples: int,
+    links: Sequence[Link] = LINKS,
+) -> Iterator[list[Predictor]]:
+    """The plain model and all ways to use a Kronecker posterior around it, a few at a time: draws take much memory."""
+    yield plain(model, validation)
+    yield sampling(model, posterior, "LA", validation, samples)
+    yield glm(model, posterior, "LA", validation)
+    yield ours(model, posterior, "LA", validation, links, "exact", covariance="full")
+    yield ours(model, factored(posterior), "LA", validation, links, "factored", covariance="full")
+    few: list[Link] = [link for link in links if link in ("probit", "mean_field")]
+    yield ours(model, posterior, "LA", validation, few, "exact, variances only")
+
+
+def mfvi_groups(
+    model: nn.Sequential, posterior: Posterior, validation: Batches, samples: int, links: Sequence[Link] = LINKS
+) -> Iterator[list[Predictor]]:
+    """The model at the mean of a mean-field posterior, and all ways to use that posterior."""
+    names = {"MAP": "mean weights"}
+    yield [
+        replace(p, label=replace(p.label, method=names.get(p.label.method, p.label.method), posterior="MFVI"))
+        for p in plain(model, validation)
+    ]
+    yield sampling(model, posterior, "MFVI", validation, samples)
+    yield ours(model, posterior, "MFVI", validation, links)
+
+
+def sampler(
+    model: nn.Module, posterior: Posterior, name: str, samples: int, form: str = "", seed: int = 0
+) -> Predictor:
+    """The average over draws, from the posterior as it is."""
+    return Predictor(Label("sampling", name, form=form, scale=1.0), Sampler(model, posterior, samples, seed).log_probs)
+
+
+def glm(
+    model: nn.Sequential, posterior: Posterior, name: str, validation: Batches, form: str = "", fitted: bool = True
+) -> list[Predictor]:
+    """As it is and, if asked, with its scale fitted."""
+    fits = (False, True) if fitted else (False,)
+    return gaussian(LayerwiseGLM(model, posterior), "GLM", name, validation, ("probit",), form, fits)
+
+
+def ours(
+    model: nn.Module,
+    posterior: Posterior,
+    name: str,
+    validation: Batches,
+    links: Sequence[Link] = LINKS,
+    form: str = "",
+    **options: Any,
+) -> list[Predictor]:
+    """One forward pass, its scale fitted (and, with the probit link, as it is)."""
+    net = Remembered(streamline(model, posterior, validation[0][0][:2], **options))
+    fitted = gaussian(net, "ours", name, validation, links, form, (True,))
+    return fitted + gaussian(net, "ours", name, validation, ("probit",), form, (False,))
+
+
+def gaussian(
+    net: Callable[[Tensor], Gaussian],
+    method: str,
+    name: str,
+    validation: Batches,
+    links: Sequence[Link],
+    form: str,
+    fits: Sequence[bool],
+) -> list[Predictor]:
+    """A net with each of the links, with and without a fitted scale."""
+    net, found = Remembered(net), []
+    for link in links:
+        some = validation[:MONTE_CARLO_BATCHES] if link == "monte_carlo" else validation
+        found += _gaussian(net, method, name, form, some, (link,), fits)
+    return found
+
+
+class LayerwiseGLM:
+    """`N(f(x), J Σ Jᵀ)` for linear layers and ReLUs in sequence: `baselines.GLM` without the Jacobians.
+
+    The covariance goes from layer to layer, `C ← W C Wᵀ + noise(a)`, with `a` the layer's input at the mean weights.
+    Streamlining in the full structure is the same but for `noise`, which there also sees the spread of `a`.
+    """
+
+    def __init__(self, model: nn.Sequential, posterior: Posterior):
+        self.model = model
+        bound = posterior.bind(dict(model.named_parameters()))
+        self._noises = {
+            number: bound.noise(f"{number}.weight", f"{number}.bias").for_covariance(random_input=False)
+            for number, layer in enumerate(model)
+            if isinstance(layer, nn.Linear)
+        }
+
+    def __call__(self, x: Tensor) -> Gaussian:
+        covariance: Tensor | None = None
+        for number, layer in enumerate(self.model):
+            if number in self._noises:
+                weight, noise = layer.get_parameter("weight"), self._noises[number].covariance(x, x, None)
+                covariance = noise if covariance is None else weight @ covariance @ weight.mT + noise
+            elif covariance is not None:
+                slope = (x > 0).to(x)
+                covariance = covariance * slope.unsqueeze(-1) * slope.unsqueeze(-2)
+            x = layer(x)
+        assert covariance is not None
+        return Gaussian.full(x, (covariance + covariance.mT) / 2)
+
+
+def factored(posterior: KroneckerPosterior) -> KroneckerPosterior:
+    """The paper's form of a fitted Kronecker posterior: `(B + √δ I)⁻¹ ⊗ (A + √δ I)⁻¹` for `(B ⊗ A + δ I)⁻¹`.
+
+    A fitted posterior holds the eigenvalues of `B ⊗ A` only; those of `B` are found at the bias of the same layer.
+    """
+    precision, factors = posterior.details["prior_precision"], dict(posterior._factors)
+    for name, f in factors.items():
+        if f.right is None:
+            continue
+        left = (1 / factors[name.replace("weight", "bias")].variance.double() - precision).clamp(min=0)
+        top = int(left.argmax())
+        right = ((1 / f.variance[top].double() - precision) / left[top]).clamp(min=0)
+        root = precision**0.5
+        variance = 1 / torch.outer(left + root, right + root)
+        factors[name] = Eigenfactors(f.left, f.right, variance.to(f.variance))
+    return posterior._with(factors)
+
+
+def with_precision(posterior: Posterior, precision: float) -> Posterior:
+    """The same curvature under another prior precision."""
+    known = posterior.details["prior_precision"]
+
+    def change(variance: Tensor) -> Tensor:
+        curvature = (1 / variance.double() - known).clamp(min=0)
+        return (1 / (curvature + precision)).to(variance)
+
+    if isinstance(posterior, KroneckerPosterior):
+        new = posterior._with({n: replace(f, variance=change(f.variance)) for n, f in posterior._factors.items()})
+    else:
+        new = DiagonalPosterior({n: change(posterior.variance(n)) for n in posterior.names})
+    new.details = {"prior_precision": precision}
+    return new

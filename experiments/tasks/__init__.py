@@ -1,0 +1,1 @@
+"""What uncertainty is for: outliers, and sensitivity maps."""

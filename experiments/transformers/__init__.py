@@ -1,0 +1,1 @@
+"""Vision transformers and language models with random weights in their last blocks."""

@@ -1,0 +1,1 @@
+"""What the demo shows: tables for the terminal, figures, sentences, and the HTML page of them all."""
