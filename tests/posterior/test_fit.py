@@ -17,11 +17,10 @@ from propagauss.posteriors import (
     FullPosterior,
     KroneckerPosterior,
     fit_laplace,
-    gradients,
-    kfac,
     load_posterior,
     memory,
 )
+from propagauss.posteriors.laplace import gradients, kfac
 from propagauss.posteriors.laplace.capture import patches
 from propagauss.posteriors.laplace.evidence import Evidence
 
