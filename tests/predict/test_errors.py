@@ -255,4 +255,5 @@ def test_load(exported: Any) -> None:
     for path in (exported["classifier"].onnx, exported["classifier"].pt2):
         model = load(path, threads=1)
         assert isinstance(model, Model)
-        assert (model.predictor, model.shape, model.dtype, model.batch) == ("Classifier", (4,), np.float32, None)
+        assert (list(model.columns), model.shape) == (["prediction", "entropy"], (4,))
+        assert (model.dtype, model.batch) == (np.float32, None)

@@ -4,8 +4,10 @@
 
 with `h` the eigenvalues of the curvature `H` at unit noise, prior precision `δ`, `P` parameters `θ` and
 
-    classification:  log p = -loss, the sum of cross-entropies (and σ = 1)
-    regression:      log p = -loss / σ² - n log(σ √2π), loss = ½ Σ (y - f)², n the number of target values
+    log p = -loss / σ² - n log(σ √2π),   n the number of target values, if the likelihood has a noise (regression)
+    log p = -loss                        otherwise (n = 0 and σ = 1)
+
+where the likelihood says what the loss is and whether it has a noise (propagauss.likelihoods).
 
 Only the eigenvalues are needed, whatever the structure. With `ρ = δ σ²` the determinant does not depend on `σ`, and the
 best noise for a given `ρ` is `σ² = (2 loss + ρ ‖θ‖²) / n`: even when both are free the search is in one dimension.
@@ -26,7 +28,7 @@ LOWEST, HIGHEST, PER_DECADE = 1e-12, 1e12, 4
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the marginal likelihood depends on; `targets` (`n`) is 0 for classification."""
+    """What the marginal likelihood depends on; `targets` (`n`) is 0 for a likelihood without noise."""
 
     eigenvalues: np.ndarray  # [P]
     squared_norm: float

@@ -16,8 +16,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.special import ndtri
-from scipy.stats import qmc
 from torch import Tensor
 from torch.distributions import Categorical
 
@@ -134,6 +132,9 @@ def _draws(samples: int, classes: int, seed: int) -> Tensor:
 @functools.lru_cache(maxsize=8)
 def _standard_normals(samples: int, classes: int, seed: int) -> np.ndarray:
     """Standard normal draws and their negatives: `[2 ⌈samples/2⌉, classes]`."""
+    from scipy.special import ndtri  # slow to import, and only this link needs them
+    from scipy.stats import qmc
+
     pairs, rng = (samples + 1) // 2, np.random.default_rng(seed)
     if classes > qmc.Sobol.MAXDIM:
         half = rng.standard_normal((pairs, classes))
