@@ -13,10 +13,10 @@ from propagauss.engines.streamline import Streamlined
 from propagauss.experiments.data import Split
 from propagauss.experiments.methods import OURS, Result, Sampler, fit_class_sampler
 from propagauss.experiments.timing import relative_times
+from propagauss.likelihoods.links import categorical
 from propagauss.posteriors import Posterior
 from propagauss.predictive.baselines import GLM, MAP, TemperatureScaling
-from propagauss.predictive.likelihood import Classifier
-from propagauss.predictive.links import categorical
+from propagauss.predictive.classifier import Classifier
 
 # how GLM and ours are shown: (link, whether the scale is fitted)
 VARIANTS = (("probit", False), ("probit", True), ("mean_field", True))

@@ -14,7 +14,7 @@ from propagauss.experiments.data import Split
 from propagauss.experiments.methods import OURS, Result, Sampler, fit_regression_sampler
 from propagauss.posteriors import Posterior
 from propagauss.predictive.baselines import GLM, MAP
-from propagauss.predictive.likelihood import Regressor
+from propagauss.predictive.regressor import Regressor
 
 
 @torch.no_grad()

@@ -25,9 +25,9 @@ from propagauss.experiments.paper.gpt_features import TESTED_ON, Features, featu
 from propagauss.experiments.paper.gpt_networks import BACKBONES, HEAD_STDDEV, from_checkpoint, loaded
 from propagauss.experiments.paper.mlp_predictors import with_precision
 from propagauss.experiments.paper.published import gpt as published
+from propagauss.likelihoods.links import mean_field, probit
 from propagauss.posteriors import Posterior, fit_laplace
 from propagauss.predictive.baselines import GLM
-from propagauss.predictive.links import mean_field, probit
 
 __all__ = ["EXPERIMENT", "from_checkpoint", "tuned"]
 

@@ -19,7 +19,7 @@ from propagauss.experiments.paper.networks import IVON, MAP, ivon_network, lapla
 from propagauss.experiments.paper.published import linearity as published
 from propagauss.experiments.plots import _figure
 from propagauss.posteriors import Posterior
-from propagauss.predictive.likelihood import Classifier
+from propagauss.predictive.classifier import Classifier
 from propagauss.tasks import linearity
 
 POINTS = 124  # as in the paper

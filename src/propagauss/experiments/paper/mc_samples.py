@@ -19,7 +19,8 @@ from propagauss.experiments.paper.mc_curves import Draws, Target, curve
 from propagauss.experiments.paper.mc_report import section
 from propagauss.experiments.timing import relative_times
 from propagauss.posteriors import Posterior
-from propagauss.predictive.likelihood import Classifier, Regressor
+from propagauss.predictive.classifier import Classifier
+from propagauss.predictive.regressor import Regressor
 
 Kind = Literal["LA", "MFVI"]
 KINDS: tuple[Kind, ...] = ("LA", "MFVI")

@@ -27,7 +27,7 @@ from propagauss.experiments.paper.draws import Draws
 from propagauss.experiments.paper.mlp_predictors import gaussian
 from propagauss.gaussian import Gaussian
 from propagauss.posteriors import Posterior
-from propagauss.predictive.likelihood import Classifier
+from propagauss.predictive.classifier import Classifier
 from propagauss.tasks import ood
 
 DRAWS = 256  # of the latent, behind the mutual information

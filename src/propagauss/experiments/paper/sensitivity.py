@@ -32,9 +32,9 @@ from propagauss.experiments.paper.sensitivity_measures import (
 from propagauss.experiments.plots import _figure
 from propagauss.experiments.training import mlp
 from propagauss.gaussian import Gaussian
+from propagauss.likelihoods.categorical import pick
 from propagauss.posteriors import Posterior, fit_laplace
-from propagauss.predictive.calibration import pick
-from propagauss.predictive.likelihood import Classifier
+from propagauss.predictive.classifier import Classifier
 from propagauss.predictive.metrics import accuracy
 from propagauss.tasks import sensitivity
 from propagauss.tasks.plots import maps as draw
