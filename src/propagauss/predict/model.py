@@ -104,8 +104,8 @@ def _columns(path: Path, details: dict[str, str]) -> dict[str, str]:
     if stored is None:
         raise _foreign(path)
     try:
-        return dict(json.loads(stored))
-    except (TypeError, ValueError) as error:
+        return {name: str(how) for name, how in json.loads(stored).items()}
+    except (AttributeError, ValueError) as error:
         raise _unreadable(path, error) from error
 
 
