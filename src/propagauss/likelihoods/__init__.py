@@ -1,4 +1,16 @@
-"""Likelihoods `p(y | f)`, one in each file: all that the fit, a predictor, calibration and export ask of them."""
+"""Likelihoods `p(y | f)`, one in each file: all that the fit, a predictor, calibration and export ask of them.
+
+To add one (poisson.py is the example):
+
+1. Write a file with a frozen dataclass that derives from `Likelihood`: its `name`, and the methods that base.py leaves
+   open (`loss` and `root` for the fit, `predictive` and `log_predictive` for predictors and calibration, `exported`).
+   The other methods have defaults for one output per target; override those that do not suit, such as `matched` and
+   `targets`, which check what users give.
+2. Name its class in registry.py: `fit_laplace(..., likelihood=name)` then takes it, and `Predictor(net, YourLikelihood())`
+   predicts, calibrates and exports, for `propagauss predict` too.
+3. Add a line to tests/likelihoods/cases.py: `p(y | f)` as torch has it. The contract compares with it the loss, the
+   curvature, the fit, the evidence, the predictive, the scale and the export.
+"""
 
 from propagauss.likelihoods.base import Decomposition, Likelihood, Moments
 from propagauss.likelihoods.categorical import CategoricalLikelihood

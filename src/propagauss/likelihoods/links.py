@@ -124,9 +124,12 @@ def _variance(mean: Tensor, spread: Tensor) -> Tensor:
     return spread.diagonal(dim1=-2, dim2=-1) if _is_covariance(mean, spread) else spread
 
 
-@torch.compiler.assume_constant_result
 def _draws(samples: int, classes: int, seed: int) -> Tensor:
     return torch.from_numpy(_standard_normals(samples, classes, seed))
+
+
+# all that torch.compiler.assume_constant_result does, without its import of torch._dynamo, which takes seconds
+_draws._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=8)
