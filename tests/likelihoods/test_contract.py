@@ -4,6 +4,7 @@ import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from torch.func import functional_call, jacrev
 from likelihoods.cases import CASES, Case
 from propagauss import DiagonalPosterior, Gaussian, InputError, fit_laplace, streamline
 from propagauss.likelihoods import LIKELIHOODS, CategoricalLikelihood
+from propagauss.likelihoods.registry import LikelihoodName
 from propagauss.predict import predict
 from propagauss.predictive.predictor import Predictor
 
@@ -44,7 +46,7 @@ def data(case: Case, rows: int = 30) -> tuple[Tensor, Tensor]:
 
 
 def test_every_likelihood_is_here():
-    assert list(CASES) == list(LIKELIHOODS)
+    assert list(CASES) == list(LIKELIHOODS) == list(get_args(LikelihoodName))
     assert all(type(case.likelihood) is LIKELIHOODS[name] for name, case in CASES.items())
 
 

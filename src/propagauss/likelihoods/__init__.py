@@ -6,8 +6,8 @@ To add one (poisson.py is the example):
    open (`loss` and `root` for the fit, `predictive` and `log_predictive` for predictors and calibration, `exported`).
    The other methods have defaults for one output per target; override those that do not suit, such as `matched` and
    `targets`, which check what users give.
-2. Name its class in registry.py: `fit_laplace(..., likelihood=name)` then takes it, and `Predictor(net, YourLikelihood())`
-   predicts, calibrates and exports, for `propagauss predict` too.
+2. Name it in registry.py: `fit_laplace(..., likelihood=name)` then takes it. `Predictor(net, YourLikelihood())`, in
+   predictive/predictor.py, predicts, calibrates and exports, and `propagauss predict` streams what was exported.
 3. Add a line to tests/likelihoods/cases.py: `p(y | f)` as torch has it. The contract compares with it the loss, the
    curvature, the fit, the evidence, the predictive, the scale and the export.
 """

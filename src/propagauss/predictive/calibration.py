@@ -156,7 +156,8 @@ def minimise(objective: Callable[[float], float], start: float, bounds: tuple[fl
     values = np.nan_to_num([objective(math.exp(t)) for t in grid], nan=math.inf)
     at = int(values.argmin())
     bracket = (grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)])
-    fine = minimize_scalar(lambda t: objective(math.exp(t)), bounds=bracket, method="bounded", options={"xatol": 1e-6})
+    settings: Any = {"bounds": bracket, "method": "bounded", "options": {"xatol": 1e-6}}
+    fine: Any = minimize_scalar(lambda t: objective(math.exp(t)), **settings)
     value, best = min((float(fine.fun), float(fine.x)), (float(values[at]), float(grid[at])))
     return math.exp(best) if value < objective(start) - 1e-10 else start
 

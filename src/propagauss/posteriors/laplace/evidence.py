@@ -19,6 +19,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -78,5 +79,6 @@ def _maximise(function: Callable[[float], float], what: str) -> float:
         )
         return math.exp(grid[best])
     bounds = (grid[best - 1], grid[best + 1])
-    found = minimize_scalar(lambda t: -function(math.exp(t)), bounds=bounds, method="bounded", options={"xatol": 1e-9})
+    settings: Any = {"bounds": bounds, "method": "bounded", "options": {"xatol": 1e-9}}
+    found: Any = minimize_scalar(lambda t: -function(math.exp(t)), **settings)
     return math.exp(float(found.x))

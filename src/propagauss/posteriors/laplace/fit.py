@@ -22,7 +22,7 @@ from tqdm import tqdm
 from propagauss.errors import InputError, nearest
 from propagauss.inputs import check_eval
 from propagauss.likelihoods.base import Likelihood
-from propagauss.likelihoods.registry import LIKELIHOODS
+from propagauss.likelihoods.registry import LIKELIHOODS, LikelihoodName
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.laplace.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
 from propagauss.posteriors.laplace.evidence import Evidence
@@ -43,7 +43,7 @@ AUTOMATIC = "marginal_likelihood"
 def fit_laplace(
     model: nn.Module,
     loader: Iterable[Any],
-    likelihood: Literal["classification", "regression", "poisson"] = "classification",
+    likelihood: LikelihoodName = "classification",
     structure: Literal["diagonal", "kronecker", "full"] = "diagonal",
     parameters: str | Sequence[str] = "*",
     prior_precision: float | Literal["marginal_likelihood"] = AUTOMATIC,
