@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from propagauss import DiagonalPosterior, FullPosterior, InputError, KroneckerPosterior, PosteriorError
 from propagauss.baselines import GLM, MAP, MonteCarlo, TemperatureScaling
-from propagauss.predictive.likelihood import Classifier, Regressor
+from propagauss.predictive.classifier import Classifier
+from propagauss.predictive.regressor import Regressor
 
 torch.set_num_threads(1)
 F64 = torch.float64

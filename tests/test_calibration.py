@@ -13,7 +13,8 @@ from propagauss.baselines import MAP, TemperatureScaling
 from propagauss.links import LINKS
 from propagauss.metrics import nlpd
 from propagauss.predictive.calibration import minimise
-from propagauss.predictive.likelihood import Classifier, Regressor
+from propagauss.predictive.classifier import Classifier
+from propagauss.predictive.regressor import Regressor
 
 torch.set_num_threads(1)
 F64 = torch.float64

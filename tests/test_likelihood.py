@@ -10,7 +10,8 @@ from torch.distributions import Categorical, Normal
 
 from propagauss import Gaussian, InputError
 from propagauss.links import LINKS, bridge, mean_field, monte_carlo, probit
-from propagauss.predictive.likelihood import Classifier, Regressor
+from propagauss.predictive.classifier import Classifier
+from propagauss.predictive.regressor import Regressor
 
 torch.set_num_threads(1)
 F64 = torch.float64

@@ -19,7 +19,8 @@ from propagauss import metrics
 from propagauss.demo.timing import relative_times
 from propagauss.engines.streamline import Streamlined, streamline
 from propagauss.posteriors import Posterior
-from propagauss.predictive.likelihood import Classifier, Regressor
+from propagauss.predictive.classifier import Classifier
+from propagauss.predictive.regressor import Regressor
 
 Kind = Literal["LA", "MFVI"]
 KINDS: tuple[Kind, ...] = ("LA", "MFVI")

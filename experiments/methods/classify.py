@@ -19,10 +19,10 @@ from propagauss import metrics
 from propagauss.demo.methods import Sampler, fit_class_sampler
 from propagauss.engines.streamline import streamline
 from propagauss.gaussian import Gaussian
+from propagauss.likelihoods.links import categorical
 from propagauss.posteriors import Posterior
 from propagauss.predictive.baselines import GLM, TemperatureScaling
-from propagauss.predictive.likelihood import Classifier
-from propagauss.predictive.links import categorical
+from propagauss.predictive.classifier import Classifier
 
 Link = Literal["probit", "mean_field", "monte_carlo", "bridge"]
 Batches = Sequence[tuple[Tensor, Tensor]]

@@ -23,7 +23,7 @@ from propagauss.demo.report.plots import drawing
 from propagauss.engines.streamline import streamline
 from propagauss.gaussian import Gaussian
 from propagauss.posteriors import Posterior
-from propagauss.predictive.likelihood import Classifier
+from propagauss.predictive.classifier import Classifier
 
 DRAWS = {"full": 100_000, "quick": 5_000}
 WEIGHTS, SHOWN = {"full": 20, "quick": 5}, 5  # of each layer, the largest; how many are drawn

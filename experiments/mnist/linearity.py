@@ -19,7 +19,7 @@ from experiments.report import html
 from propagauss.demo.report.plots import drawing
 from propagauss.engines.streamline import streamline
 from propagauss.posteriors import Posterior
-from propagauss.predictive.likelihood import Classifier
+from propagauss.predictive.classifier import Classifier
 from propagauss.tasks import linearity
 
 POINTS = 124  # as in the paper

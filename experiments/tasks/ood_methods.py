@@ -27,7 +27,7 @@ from experiments.methods.mlp import gaussian
 from propagauss.demo.methods import Sampler, fit_class_sampler
 from propagauss.gaussian import Gaussian
 from propagauss.posteriors import Posterior
-from propagauss.predictive.likelihood import Classifier
+from propagauss.predictive.classifier import Classifier
 from propagauss.tasks import ood
 
 DRAWS = 256  # of the latent, behind the mutual information

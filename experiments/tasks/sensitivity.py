@@ -32,9 +32,9 @@ from propagauss.demo.report.plots import drawing
 from propagauss.demo.training import mlp
 from propagauss.engines.streamline import streamline
 from propagauss.gaussian import Gaussian
+from propagauss.likelihoods.categorical import pick
 from propagauss.posteriors import Posterior, fit_laplace
-from propagauss.predictive.calibration import pick
-from propagauss.predictive.likelihood import Classifier
+from propagauss.predictive.classifier import Classifier
 from propagauss.predictive.metrics import accuracy
 from propagauss.tasks import sensitivity
 from propagauss.tasks.plots import maps as draw

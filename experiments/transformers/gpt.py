@@ -25,9 +25,9 @@ from experiments.report import html, score_tables
 from experiments.transformers.gpt_features import TESTED_ON, Features, features
 from experiments.transformers.gpt_networks import BACKBONES, HEAD_STDDEV, from_checkpoint, loaded
 from propagauss.engines.streamline import streamline
+from propagauss.likelihoods.links import mean_field, probit
 from propagauss.posteriors import Posterior, fit_laplace
 from propagauss.predictive.baselines import GLM
-from propagauss.predictive.links import mean_field, probit
 
 __all__ = ["EXPERIMENT", "from_checkpoint", "tuned"]
 

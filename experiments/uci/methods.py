@@ -23,7 +23,7 @@ from propagauss.engines.streamline import streamline
 from propagauss.gaussian import Gaussian
 from propagauss.predictive.baselines import GLM, MAP
 from propagauss.predictive.calibration import BOUNDS, minimise
-from propagauss.predictive.likelihood import Regressor
+from propagauss.predictive.regressor import Regressor
 
 ROWS = 256  # inputs that are predicted at once
 EQUAL = 1e-6  # the same mean computed in two ways differs by rounding only, which a test would call significant

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
         from_swag,
         load_posterior,
     )
-    from propagauss.predictive.likelihood import Classifier, Regressor
+    from propagauss.predictive.classifier import Classifier
+    from propagauss.predictive.regressor import Regressor
     from propagauss.rules import rule
 
 _HOMES = {
-    "Classifier": "predictive.likelihood",
+    "Classifier": "predictive.classifier",
     "DiagonalPosterior": "posteriors",
     "FullPosterior": "posteriors",
     "Gaussian": "gaussian",
@@ -44,7 +45,7 @@ _HOMES = {
     "Posterior": "posteriors",
     "PosteriorError": "errors",
     "PropagaussError": "errors",
-    "Regressor": "predictive.likelihood",
+    "Regressor": "predictive.regressor",
     "Streamlined": "network.streamlined",
     "UnsupportedOpError": "errors",
     "fit_laplace": "posteriors",

@@ -1,6 +1,6 @@
 """Links, as `propagauss.links`: from a Gaussian over logits to probabilities of classes."""
 
-from propagauss.predictive.links import (
+from propagauss.likelihoods.links import (
     LINKS,
     Link,
     bridge,

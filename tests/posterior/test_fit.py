@@ -17,11 +17,10 @@ from propagauss.posteriors import (
     FullPosterior,
     KroneckerPosterior,
     fit_laplace,
-    gradients,
-    kfac,
     load_posterior,
     memory,
 )
+from propagauss.posteriors.laplace import gradients, kfac
 from propagauss.posteriors.laplace.capture import patches
 from propagauss.posteriors.laplace.evidence import Evidence
 
@@ -713,7 +712,8 @@ def test_bad_data(data, likelihood, message):
     ("options", "message"),
     [
         ({"structure": "kron"}, "structure is one of diagonal, kronecker, full"),
-        ({"likelihood": "poisson"}, "likelihood is"),
+        ({"likelihood": "probit"}, "likelihood is .classification., .regression. or .poisson."),
+        ({"likelihood": "poisson", "noise": 0.3}, "poisson has none"),
         ({"prior_precision": 0.0}, "prior_precision is a positive number"),
         ({"prior_precision": "gridsearch"}, "prior_precision is a positive number"),
         ({"noise": 0.3}, "noise= is for likelihood='regression'"),

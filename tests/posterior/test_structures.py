@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import propagauss as pg
 from posterior.cases import STRUCTURES, kronecker_covariance, kronecker_factors, make_posterior
-from propagauss.posteriors import SpectralPosterior, base
+from propagauss.posteriors import SpectralPosterior, files
 from reference import assert_covariance_close, random_psd
 
 SAMPLES = 50_000
@@ -404,7 +404,7 @@ def test_interrupted_save_leaves_the_old_file_whole(tmp_path: Path, monkeypatch:
         Path(filename).write_bytes(before[:50])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(base, "save_file", torn)
+    monkeypatch.setattr(files, "save_file", torn)
     with pytest.raises(KeyboardInterrupt):
         old.scale(2.0).save(path)
     assert path.read_bytes() == before
@@ -414,7 +414,12 @@ def test_interrupted_save_leaves_the_old_file_whole(tmp_path: Path, monkeypatch:
 
 def header(**changes: Any) -> dict[str, str]:
     meta = {"names": ["w"], "details": {}, "shapes": {"w": [2]}}
-    return {"format": base.FORMAT, "version": str(base.VERSION), "kind": "diagonal", "meta": json.dumps(meta)} | changes
+    return {
+        "format": files.FORMAT,
+        "version": str(files.VERSION),
+        "kind": "diagonal",
+        "meta": json.dumps(meta),
+    } | changes
 
 
 def write(path: Path, metadata: dict[str, str] | None, **tensors: Tensor) -> None:
@@ -438,7 +443,7 @@ CORRUPT: dict[str, Callable[[Path], Any]] = {
     "no metadata": lambda p: write(p, None),
     "foreign format": lambda p: write(p, {"format": "pt"}),
     "unknown kind": lambda p: write(p, header(kind="low-rank")),
-    "newer version": lambda p: write(p, header(version=str(base.VERSION + 1))),
+    "newer version": lambda p: write(p, header(version=str(files.VERSION + 1))),
     "nonsense version": lambda p: write(p, header(version="one")),
     "no version": lambda p: write(p, {k: v for k, v in header().items() if k != "version"}),
     "meta is not json": lambda p: write(p, header(meta="{")),
@@ -462,7 +467,7 @@ def test_unreadable_files(damage: str, tmp_path: Path) -> None:
 
 
 def test_newer_files_say_upgrade(tmp_path: Path) -> None:
-    write(tmp_path / "p.safetensors", header(version=str(base.VERSION + 1)))
+    write(tmp_path / "p.safetensors", header(version=str(files.VERSION + 1)))
     with pytest.raises(pg.PosteriorError, match=r"newer propagauss.*upgrade"):
         pg.load_posterior(tmp_path / "p.safetensors")
 

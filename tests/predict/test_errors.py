@@ -53,6 +53,14 @@ def flipped(path: Path, good: Path) -> None:
     path.write_bytes(found)
 
 
+def told(path: Path, good: Path, **details: str | None) -> None:
+    """A model whose file says something else about it, or nothing."""
+    model = onnx.load(good)
+    kept = {entry.key: entry.value for entry in model.metadata_props} | details
+    helper.set_model_props(model, {name: value for name, value in kept.items() if value is not None})
+    onnx.save(model, path)
+
+
 BAD: dict[str, tuple[str, Callable[[Path, Any], Any]]] = {
     "text.onnx": ("cannot be read as a model", lambda path, good: path.write_text("hello " * 50)),
     "text.pt2": ("cannot be read as a model", lambda path, good: path.write_text("hello " * 50)),
@@ -64,6 +72,16 @@ BAD: dict[str, tuple[str, Callable[[Path, Any], Any]]] = {
     "foreign.onnx": ("is not a predictor of propagauss", lambda path, good: foreign_onnx(path)),
     "foreign.pt2": ("is not a predictor of propagauss", lambda path, good: foreign_archive(path)),
     "weights.pt2": ("is not a predictor of propagauss", lambda path, good: torch.save({"a": torch.zeros(3)}, path)),
+    "nobody.onnx": (
+        "is not a predictor of propagauss",
+        lambda path, good: told(path, good.onnx, predictor=None, columns=None),
+    ),
+    "broken columns.onnx": ("cannot be read as a model", lambda path, good: told(path, good.onnx, columns="{")),
+    "no columns.onnx": ("cannot be read as a model", lambda path, good: told(path, good.onnx, columns="[]")),
+    "newer.onnx": (
+        r"a column 'median' \(median of rates\)",
+        lambda path, good: told(path, good.onnx, columns='{"median": "median of rates"}'),
+    ),
     "none.onnx": ("there is no model", lambda path, good: None),
     "model.pkl": ("must end in .onnx or .pt2", lambda path, good: path.touch()),
 }
@@ -77,6 +95,13 @@ def test_models(name: str, exported: Any, data: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         predict(tmp_path / name, data, tmp_path / "out.parquet", **FEW)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_model_from_before_likelihoods_named_their_columns(exported: Any, data: Path, tmp_path: Path) -> None:
+    told(tmp_path / "earlier.onnx", exported["classifier"].onnx, columns=None, likelihood=None)
+    for name, model in (("now", exported["classifier"].onnx), ("then", tmp_path / "earlier.onnx")):
+        predict(model, data, tmp_path / f"{name}.parquet", **FEW)
+    assert pq.read_table(tmp_path / "then.parquet").equals(pq.read_table(tmp_path / "now.parquet"))
 
 
 def test_model_of_two_inputs(data: Path, tmp_path: Path) -> None:
@@ -255,4 +280,5 @@ def test_load(exported: Any) -> None:
     for path in (exported["classifier"].onnx, exported["classifier"].pt2):
         model = load(path, threads=1)
         assert isinstance(model, Model)
-        assert (model.predictor, model.shape, model.dtype, model.batch) == ("Classifier", (4,), np.float32, None)
+        assert (list(model.columns), model.shape) == (["prediction", "entropy"], (4,))
+        assert (model.dtype, model.batch) == (np.float32, None)

@@ -14,10 +14,10 @@ from propagauss.demo.data import Split
 from propagauss.demo.methods import OURS, Result, Sampler, fit_class_sampler
 from propagauss.demo.timing import relative_times
 from propagauss.engines.streamline import Streamlined
+from propagauss.likelihoods.links import categorical
 from propagauss.posteriors import Posterior
 from propagauss.predictive.baselines import GLM, MAP, TemperatureScaling
-from propagauss.predictive.likelihood import Classifier
-from propagauss.predictive.links import categorical
+from propagauss.predictive.classifier import Classifier
 
 # how GLM and ours are shown: (link, whether the scale is fitted)
 VARIANTS = (("probit", False), ("probit", True), ("mean_field", True))

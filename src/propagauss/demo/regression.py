@@ -14,7 +14,7 @@ from propagauss.demo.methods import OURS, Result, Sampler, fit_regression_sample
 from propagauss.engines.streamline import Streamlined
 from propagauss.posteriors import Posterior
 from propagauss.predictive.baselines import GLM, MAP
-from propagauss.predictive.likelihood import Regressor
+from propagauss.predictive.regressor import Regressor
 
 
 @torch.no_grad()

@@ -1,8 +1,9 @@
 """Posteriors: Gaussians over named parameters, in several structures, and where they come from."""
 
-from propagauss.posteriors.base import Noise, Posterior, load_posterior
+from propagauss.posteriors.base import Noise, Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
 from propagauss.posteriors.full import FullPosterior
+from propagauss.posteriors.kinds import KINDS, load_posterior
 from propagauss.posteriors.kronecker import KroneckerPosterior
 from propagauss.posteriors.laplace.fit import fit_laplace
 from propagauss.posteriors.low_rank import LowRankPosterior
@@ -10,10 +11,6 @@ from propagauss.posteriors.sources.ivon import from_ivon
 from propagauss.posteriors.sources.laplace_torch import from_laplace
 from propagauss.posteriors.sources.swag import from_swag
 from propagauss.posteriors.spectral import SpectralPosterior
-
-KINDS: dict[str, type[Posterior]] = {
-    c.kind: c for c in (DiagonalPosterior, KroneckerPosterior, FullPosterior, SpectralPosterior, LowRankPosterior)
-}
 
 __all__ = [
     "KINDS",

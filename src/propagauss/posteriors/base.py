@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import abc
 import fnmatch
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from propagauss.errors import PosteriorError, nearest
-
-FORMAT, VERSION = "propagauss.posteriors", 1
+from propagauss.posteriors.files import write
 
 
 class Noise(nn.Module):
@@ -188,20 +183,7 @@ class Posterior(abc.ABC):
         """Write to a safetensors file, whole or not at all; read it back with `load_posterior`."""
         tensors, meta = self._state()
         meta = meta | {"details": self.details, "shapes": {k: list(v) for k, v in (self.shapes or {}).items()}}
-        header = {"format": FORMAT, "version": str(VERSION), "kind": self.kind, "meta": json.dumps(meta)}
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            save_file(
-                {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}, temporary, metadata=header
-            )
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)  # safetensors makes files private
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        write(path, self.kind, tensors, meta)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.names)} parameters, {self.dtype}: {_listing(self.names)})"
@@ -210,32 +192,6 @@ class Posterior(abc.ABC):
 def flat(t: Tensor, lead: int = 0) -> Tensor:
     """All dimensions after the first `lead` as one; a parameter without dimensions is one entry."""
     return t.reshape(*t.shape[:lead], math.prod(t.shape[lead:]))
-
-
-def load_posterior(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Posterior:
-    """Read a posterior written by `posterior.save`."""
-    from propagauss.posteriors import KINDS
-
-    try:
-        with safe_open(os.fspath(path), framework="pt", device=str(device)) as file:
-            header = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-    except FileNotFoundError:
-        raise PosteriorError(f"no such file: {os.fspath(path)}") from None
-    except (SafetensorError, OSError) as error:
-        raise PosteriorError(f"{os.fspath(path)} is not a readable safetensors file: {error}") from error
-    if header.get("format") != FORMAT or header.get("kind") not in KINDS:
-        raise PosteriorError(f"{os.fspath(path)} is a safetensors file, but not a posterior saved by propagauss")
-    try:
-        if int(header["version"]) > VERSION:
-            raise PosteriorError(f"it was written by a newer propagauss (format {header['version']}): upgrade")
-        meta = json.loads(header["meta"])
-        posterior = KINDS[header["kind"]]._from_state(tensors, meta)
-        posterior.details = dict(meta["details"])
-        posterior.shapes = {k: torch.Size(v) for k, v in meta["shapes"].items()} or None
-    except (KeyError, TypeError, ValueError) as error:  # ours is a ValueError, too
-        raise PosteriorError(f"{os.fspath(path)} does not hold a valid posterior: {error}") from error
-    return posterior
 
 
 def _listing(names: Any, most: int = 6) -> str:

@@ -1,84 +1,27 @@
-"""Data sets as files: which there are, what a reader of one kind of file offers, and rows in exact numbers."""
+"""Data sets as files: which there are, who reads them, and rows in exact numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from propagauss.errors import InputError
+from propagauss.predict.csv_file import CsvReader
+from propagauss.predict.npy_file import NpyReader
+from propagauss.predict.parquet_file import ParquetReader
+from propagauss.predict.rows import Piece, Reader
 
-ENDINGS = (".parquet", ".csv", ".npy")
-
-
-class Columns(NamedTuple):
-    """What to read: the columns that make the input, the one to copy, and the type the numbers are to have."""
-
-    inputs: tuple[str, ...]  # one list column, or numbers; empty for an array
-    width: int  # numbers in a row
-    id: str | None
-    dtype: np.dtype
-
-
-class Piece(NamedTuple):
-    """Consecutive rows."""
-
-    values: np.ndarray  # [rows, ...]
-    ids: pa.Array | None
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Consecutive rows of one file."""
-
-    file: int
-    first: int
-    rows: int
-    begin: int = 0  # CSV: where they are, in bytes
-    end: int = 0
-
-
-class Counted(NamedTuple):
-    """The rows of a file, and where row `first`, `first + step`, ... begin; the last entry is the end."""
-
-    rows: int
-    offsets: list[int]
-
-
-class Reader(Protocol):
-    """What can be done with one kind of file."""
-
-    def kinds(self, path: Path) -> dict[str, str]:
-        """Each column: "number", "list" (of numbers) or "other"."""
-        ...
-
-    def shape(self, path: Path, column: str | None) -> tuple[int, ...]:
-        """Of one sample, of an array or a list column."""
-        ...
-
-    def estimate(self, path: Path) -> int:
-        """About how many rows there are, quickly."""
-        ...
-
-    def count(self, path: Path, first: int, step: int) -> Counted: ...
-
-    def read(self, path: Path, segment: Segment, columns: Columns, batch: int) -> Iterator[Piece]: ...
-
-    def id_type(self, path: Path, column: str) -> pa.DataType: ...
+READERS: dict[str, type[Reader]] = {".parquet": ParquetReader, ".csv": CsvReader, ".npy": NpyReader}
+ENDINGS = tuple(READERS)
 
 
 def reader(path: Path) -> Reader:
     """The one for the ending of this file."""
-    from propagauss.predict.csv_file import CsvReader
-    from propagauss.predict.npy_file import NpyReader
-    from propagauss.predict.parquet_file import ParquetReader
-
-    return {".parquet": ParquetReader, ".csv": CsvReader, ".npy": NpyReader}[path.suffix]()
+    return READERS[path.suffix]()
 
 
 def files(data: Path) -> list[Path]:
@@ -124,13 +67,3 @@ def cut(pieces: Iterable[Piece], sizes: Iterable[int]) -> Iterator[Piece]:
 def _joined(pieces: list[Piece]) -> Piece:
     ids = [piece.ids for piece in pieces if piece.ids is not None]
     return Piece(np.concatenate([piece.values for piece in pieces]), pa.concat_arrays(ids) if ids else None)
-
-
-@contextmanager
-def reading(path: Path, where: str = "") -> Iterator[None]:
-    """Errors of the libraries that read files, as ours."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError, EOFError) as error:
-        reason = str(error).strip().splitlines()[0][:300]
-        raise InputError(f"{path} cannot be read{where}: {reason}") from error

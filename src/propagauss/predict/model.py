@@ -18,6 +18,10 @@ from propagauss.errors import InputError
 
 Run = Callable[[np.ndarray], dict[str, np.ndarray]]
 Shape = tuple[int | None, ...]  # None where any size will do
+EARLIER = {  # files from before likelihoods said which columns belong to them
+    "Classifier": '{"prediction": "argmax of probabilities", "entropy": "entropy of probabilities"}',
+    "Regressor": "{}",
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Model:
     """A predictor from a file; calling it maps `[n, *shape]` to arrays `[n, ...]`."""
 
     name: str
-    predictor: str  # "Classifier" or "Regressor"
+    columns: dict[str, str]  # what is written beside its outputs, as the likelihood said when it was exported
     shape: Shape  # of one sample
     dtype: np.dtype
     batch: int | None  # None: any
@@ -87,14 +91,22 @@ def describe(shape: Shape) -> str:
 
 
 def _model(path: Path, details: dict[str, str], inputs: list[tuple[str, Shape, np.dtype]], run: Run) -> Model:
-    predictor = details.get("predictor")
-    if predictor not in ("Classifier", "Regressor"):
-        raise _foreign(path)
+    columns = _columns(path, details)
     if len(inputs) != 1:
         names = ", ".join(name for name, _, _ in inputs)
         raise InputError(f"{path.name} takes {len(inputs)} inputs ({names}); only models of one input can be streamed")
     _, (batch, *shape), dtype = inputs[0]
-    return Model(path.name, predictor, tuple(shape), dtype, batch, run)
+    return Model(path.name, columns, tuple(shape), dtype, batch, run)
+
+
+def _columns(path: Path, details: dict[str, str]) -> dict[str, str]:
+    stored = details.get("columns", EARLIER.get(details.get("predictor", "")))
+    if stored is None:
+        raise _foreign(path)
+    try:
+        return {name: str(how) for name, how in json.loads(stored).items()}
+    except (AttributeError, ValueError) as error:
+        raise _unreadable(path, error) from error
 
 
 def _onnx(path: Path, threads: int | None) -> Model:

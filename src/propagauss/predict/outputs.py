@@ -1,4 +1,4 @@
-"""Columns of the output: what the model returns, and for classifiers the class and how unsure it is."""
+"""Columns of the output: what the model returns, and what its likelihood wants to be made of that."""
 
 from __future__ import annotations
 
@@ -14,14 +14,30 @@ NAMES = {"probabilities": "probability"}
 Arrays = Mapping[str, np.ndarray]
 
 
-def complete(found: Arrays) -> dict[str, np.ndarray]:
-    """With the most probable class and the entropy of the probabilities (in nats) in front, where there are any."""
-    if "probabilities" not in found:
-        return dict(found)
-    p = found["probabilities"].astype(np.float64)
-    entropy = -np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=-1)
-    prediction = p.argmax(axis=-1).astype(np.int32)
-    return {"prediction": prediction, "entropy": entropy.astype(found["probabilities"].dtype), **found}
+def complete(found: Arrays, columns: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """With the columns in front that the likelihood wants to be made of its outputs: {name: "entropy of ..."}."""
+    made = {}
+    for name, how in columns.items():
+        function, _, source = how.partition(" of ")
+        if function not in DERIVED or source not in found:
+            raise InputError(
+                f"the model asks for a column '{name}' ({how}), which is not known here: upgrade propagauss"
+            )
+        made[name] = DERIVED[function](found[source])
+    return {**made, **found}
+
+
+def _argmax(p: np.ndarray) -> np.ndarray:
+    return p.astype(np.float64).argmax(axis=-1).astype(np.int32)
+
+
+def _entropy(p: np.ndarray) -> np.ndarray:
+    """In nats."""
+    q = p.astype(np.float64)
+    return -np.sum(q * np.log(np.where(q > 0, q, 1.0)), axis=-1).astype(p.dtype)
+
+
+DERIVED = {"argmax": _argmax, "entropy": _entropy}
 
 
 def spread(found: Arrays, there: np.ndarray) -> dict[str, np.ndarray]:

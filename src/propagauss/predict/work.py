@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from propagauss.errors import InputError
 from propagauss.predict import outputs
-from propagauss.predict.data import Piece, cut, reader
+from propagauss.predict.data import cut, reader
 from propagauss.predict.model import Model
 from propagauss.predict.plan import Part, joined
+from propagauss.predict.rows import Piece
 from propagauss.predict.select import Selection
 from propagauss.predict.store import Store
 
@@ -42,7 +43,7 @@ class Worker:
         columns, shape, id_type = task.selection
         example = model(np.zeros((1, *shape), model.dtype))
         self.empty = {name: value[:0] for name, value in example.items()}
-        self.schema = outputs.schema(outputs.complete(example), columns.id, id_type, task.lists)
+        self.schema = outputs.schema(outputs.complete(example, model.columns), columns.id, id_type, task.lists)
 
     def run(
         self, parts: Sequence[Part], tell: Callable[[int], object] = lambda rows: None
@@ -77,7 +78,7 @@ class Worker:
         if self.task.on_nan == "error" and not good.all():
             raise self._bad(row, values, good)
         first = pa.array(np.arange(row, row + len(good))) if piece.ids is None else piece.ids
-        found = outputs.complete(self._predicted(values[good], row))
+        found = outputs.complete(self._predicted(values[good], row), self.model.columns)
         if self.task.on_nan == "keep" and not good.all():
             found = outputs.spread(found, good)
         elif not good.all():

@@ -20,9 +20,10 @@ from torch.utils import _pytree as pytree
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import arguments, as_tensor, call, check_eval
+from propagauss.likelihoods.gaussian import check_noise, check_positive
+from propagauss.likelihoods.links import categorical
 from propagauss.posteriors import Posterior
-from propagauss.predictive.calibration import FitReport, check_noise, check_positive, fit_temperature
-from propagauss.predictive.links import categorical
+from propagauss.predictive.calibration import FitReport, fit_temperature
 
 _BUDGET = 2**25  # numbers held at once where a chunk size is not given: 128 MB in single precision
 

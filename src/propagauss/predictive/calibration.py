@@ -7,9 +7,9 @@ logarithm of a number that can therefore never become negative.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, as_tensor, batches, call, check_labels, check_targets, device_of
-from propagauss.predictive.links import Link
+from propagauss.inputs import as_latent, as_tensor, batches, call, check_labels, device_of
+from propagauss.likelihoods.base import Free, Held, Likelihood, Moments
+from propagauss.likelihoods.categorical import pick
 
 BOUNDS = (1e-6, 1e6)
 
@@ -35,7 +36,12 @@ class FitReport:
     nlpd_before: float
     nlpd_after: float
     points: int
-    noise: Tensor | None = None
+    own: Mapping[str, Tensor] = field(default_factory=dict)  # of the likelihood, fitted together with the scale
+
+    @property
+    def noise(self) -> Tensor | None:
+        """Standard deviations of the observations, if they were fitted."""
+        return self.own.get("noise")
 
     @property
     def at_bound(self) -> bool:
@@ -44,39 +50,82 @@ class FitReport:
 
     def __str__(self) -> str:
         text = f"{self.name} {self.before:.4g} -> {self.after:.4g}"
-        if self.noise is not None:
-            text += ", noise " + (" ".join(f"{n:.4g}" for n in self.noise.flatten().tolist()))
+        for name, values in self.own.items():
+            text += f", {name} " + " ".join(f"{n:.4g}" for n in values.flatten().tolist())
         text += f": NLPD {self.nlpd_before:.4f} -> {self.nlpd_after:.4f} on {self.points} points"
         return text + (" (at the end of the range)" if self.at_bound else "")
 
 
-# -- classification
+# -- the scale, and what the likelihood has to be fitted beside it
+
+T = TypeVar("T", bound=Likelihood)
 
 
-def class_spread(latent: Gaussian, covariances: bool = True) -> Tensor:
-    """Spread over the classes (last dimension) at each position: covariances `[..., C, C]`, or variances `[..., C]`."""
-    if not (latent.is_full and covariances):
-        return latent.variance
-    batch, *inner, classes = latent.shape
-    positions = math.prod(inner)
-    blocks = latent.covariance.reshape(batch, positions, classes, positions, classes)
-    return blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1).reshape(batch, *inner, classes, classes)
+def fit_scale(
+    net: Any, loader: Iterable[Any], likelihood: T, start: float, fit_own: bool = False, progress: bool = True
+) -> tuple[FitReport, T]:
+    """`argmin_s mean -log E[p(y | f)]`, `f ~ N(m, s C)`, over the likelihood's own numbers as well if asked.
+
+    Returns what was done, and the likelihood with the numbers that were found.
+    """
+    cached, points = _cached(net, loader, likelihood, progress)
+    count = sum(y.numel() for _, y in cached)
+
+    def nlpd(likelihood: Likelihood, scale: Tensor | float) -> Tensor:
+        densities = (likelihood.log_predictive(moments.scaled(scale), y) for moments, y in cached)
+        return -sum((each.sum() for each in densities), torch.zeros((), dtype=torch.float64)) / count
+
+    if not fit_own:
+        for moments, _ in cached:
+            likelihood.check(moments)
+        return _report("scale", lambda scale: nlpd(likelihood, scale).item(), start, points), likelihood
+    free = likelihood.free(cached)
+    if free is None:
+        raise InputError(f"likelihood='{likelihood.name}' has nothing of its own to fit: only the scale")
+    scale, values = _fit_together(lambda scale, values: nlpd(free.replaced(values), scale), free, start)
+    fitted = cast(T, free.replaced(values))
+    # there may be no predictive before: zero noise and zero variance
+    before = nlpd(likelihood, start).nan_to_num(math.inf, posinf=math.inf, neginf=math.inf).item()
+    after = nlpd(fitted, scale).item()
+    return FitReport("scale", start, scale, before, after, points, {free.name: values}), fitted
 
 
-def fit_class_scale(
-    net: Any, loader: Iterable[Any], link: Link, start: float, covariances: bool = True, progress: bool = True
-) -> FitReport:
-    """`argmin_s mean -log link(m, s C)[y]`."""
-    cached = []
+def _cached(net: Any, loader: Iterable[Any], likelihood: Likelihood, progress: bool) -> tuple[list[Held], int]:
+    """All latents in double precision, as one batch where nothing speaks against it; and the number of points."""
+    found: list[Held] = []
     for latent, y in _latents(net, loader, progress):
-        labels = check_labels(y, latent.shape[:-1], latent.shape[-1])
-        cached.append((_double(latent.mean), _double(class_spread(latent, covariances)), labels.cpu()))
-    points = sum(labels.numel() for *_, labels in cached)
+        targets = likelihood.targets(y.to(latent.device), latent.shape)
+        found.append(Held(likelihood.moments(latent).map(_double), targets.detach().cpu()))
+    points = sum(likelihood.points(y) for _, y in found)
+    if not likelihood.pointwise:
+        return found, points
+    mean, covariance = (torch.cat(parts) for parts in zip(*(moments for moments, _ in found), strict=True))
+    return [Held(Moments(mean, covariance), torch.cat([y for _, y in found]))], points
 
-    def nlpd(scale: float) -> float:
-        return sum(pick(link(mean, spread * scale), y).sum().item() for mean, spread, y in cached) / points
 
-    return _report("scale", nlpd, start, points)
+def _fit_together(nlpd: Callable[[Tensor, Tensor], Tensor], free: Free, start: float) -> tuple[float, Tensor]:
+    """The scale and the numbers that are free with it, by L-BFGS over their logarithms from several starts."""
+    bounds = [(math.log(BOUNDS[0]), math.log(BOUNDS[1])), *free.bounds]
+    form = free.guess(start).shape
+
+    def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        leaf = torch.tensor(theta, requires_grad=True)
+        with torch.enable_grad():
+            value = nlpd(leaf[0].exp(), leaf[1:].exp().reshape(form))
+        (gradient,) = torch.autograd.grad(value, leaf)
+        return value.item(), gradient.numpy()
+
+    def initial(scale: float) -> np.ndarray:
+        return np.concatenate([[math.log(scale)], free.guess(scale).log().reshape(-1).numpy()])
+
+    # the given scale comes first and wins ties, so that it stays where the data say nothing about it
+    others = sorted(map(initial, np.logspace(-6, 6, 25)), key=lambda theta: objective(theta)[0])[:3]
+    runs = [minimize(objective, t, jac=True, bounds=bounds, method="L-BFGS-B") for t in (initial(start), *others)]
+    best = min(runs, key=lambda run: round(float(run.fun), 10))
+    return math.exp(best.x[0]), torch.from_numpy(best.x)[1:].exp().reshape(form)
+
+
+# -- temperature scaling
 
 
 def fit_temperature(model: Any, loader: Iterable[Any], start: float, progress: bool = True) -> FitReport:
@@ -94,96 +143,6 @@ def fit_temperature(model: Any, loader: Iterable[Any], start: float, progress: b
     return _report("temperature", nlpd, start, points)
 
 
-def pick(log_probs: Tensor, labels: Tensor) -> Tensor:
-    """`-log p[y]` at each position: `[..., C], [...] -> [...]`."""
-    return -log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-
-
-# -- regression
-
-
-def fit_regression_scale(
-    net: Any, loader: Iterable[Any], noise: Tensor | None, start: float, fit_noise: bool = False, progress: bool = True
-) -> FitReport:
-    """`argmin_s mean -log N(y; m, s v + noise²)`, over the noise as well if asked.
-
-    `noise` is one standard deviation or one per output; None is none yet, to be fitted for each output.
-
-    Scale and noise are told apart only by how the latent variance differs between points: where it hardly does, the sum
-    is well determined and the two numbers are not.
-    """
-    errors, variances = [], []
-    for latent, y in _latents(net, loader, progress):
-        targets = check_targets(y.to(latent.device), latent.shape)
-        errors.append((_double(targets) - _double(latent.mean)).square())
-        variances.append(_double(latent.variance))
-    error, variance = torch.cat(errors), torch.cat(variances)
-    if noise is None:
-        outputs = error.shape[1:][-1:]
-        noise = error.new_zeros(outputs if outputs.numel() > 1 else ())
-    noise = _double(noise)
-    check_noise(noise, error.shape)
-
-    def nlpd(scale: Tensor | float, noise: Tensor) -> Tensor:
-        total = scale * variance + noise.square()
-        return 0.5 * (total.log() + error / total + math.log(2 * math.pi)).mean()
-
-    points = error.shape[0]
-    if fit_noise:
-        scale, fitted = _fit_scale_and_noise(nlpd, error, variance, noise, start)
-        # there may be no predictive before: zero noise and zero variance
-        before = nlpd(start, noise).nan_to_num(math.inf, posinf=math.inf, neginf=math.inf).item()
-        return FitReport("scale", start, scale, before, nlpd(scale, fitted).item(), points, fitted)
-    check_positive(variance + noise.square())
-    return _report("scale", lambda scale: nlpd(scale, noise).item(), start, points)
-
-
-def check_noise(noise: Tensor, shape: torch.Size) -> None:
-    """Refuse noise levels that do not belong to the last dimension of outputs of `shape`."""
-    if noise.dim() and noise.shape != shape[1:][-1:]:
-        raise InputError(
-            f"there are {noise.numel()} noise levels for outputs of shape {tuple(shape)}: give one per output"
-        )
-
-
-def check_positive(variance: Tensor) -> None:
-    """Refuse a predictive without any spread: its density is infinite or zero everywhere."""
-    if not (variance > 0).all():
-        raise InputError(
-            "the predictive variance is zero at some points, where neither the latent has any nor is there noise: "
-            "give Regressor(net, noise=...) or call fit_scale(loader, fit_noise=True)"
-        )
-
-
-def _fit_scale_and_noise(
-    nlpd: Callable[[Tensor | float, Tensor], Tensor], error: Tensor, variance: Tensor, noise: Tensor, start: float
-) -> tuple[float, Tensor]:
-    over = tuple(range(error.dim() - noise.dim()))
-    mean_error, mean_variance = error.mean(over).clamp(min=1e-24), variance.mean(over)
-    low, high = math.log(BOUNDS[0]), math.log(BOUNDS[1])
-    # noise far below the errors would let a point that is hit exactly send the density to infinity
-    bounds = [(low, high), *[(t - math.log(1e4), t + math.log(10)) for t in mean_error.sqrt().log().flatten().tolist()]]
-
-    def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        leaf = torch.tensor(theta, requires_grad=True)
-        with torch.enable_grad():
-            value = nlpd(leaf[0].exp(), leaf[1:].exp().reshape(noise.shape))
-        (gradient,) = torch.autograd.grad(value, leaf)
-        return value.item(), gradient.numpy()
-
-    def initial(scale: float) -> np.ndarray:
-        # the noise that, with this scale, explains the errors on average
-        guess = (mean_error - scale * mean_variance).clamp(min=0).maximum(1e-4 * mean_error).sqrt()
-        return np.concatenate([[math.log(scale)], guess.log().reshape(-1).numpy()])
-
-    # the given scale comes first and wins ties, so that it stays where the data say nothing about it
-    others = sorted(map(initial, np.logspace(-6, 6, 25)), key=lambda theta: objective(theta)[0])[:3]
-    runs = [minimize(objective, t, jac=True, bounds=bounds, method="L-BFGS-B") for t in (initial(start), *others)]
-    best = min(runs, key=lambda run: round(float(run.fun), 10))
-    theta = torch.from_numpy(best.x)
-    return math.exp(best.x[0]), theta[1:].exp().reshape(noise.shape)
-
-
 # -- shared
 
 
@@ -197,7 +156,8 @@ def minimise(objective: Callable[[float], float], start: float, bounds: tuple[fl
     values = np.nan_to_num([objective(math.exp(t)) for t in grid], nan=math.inf)
     at = int(values.argmin())
     bracket = (grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)])
-    fine = minimize_scalar(lambda t: objective(math.exp(t)), bounds=bracket, method="bounded", options={"xatol": 1e-6})
+    settings: Any = {"bounds": bracket, "method": "bounded", "options": {"xatol": 1e-6}}
+    fine: Any = minimize_scalar(lambda t: objective(math.exp(t)), **settings)
     value, best = min((float(fine.fun), float(fine.x)), (float(values[at]), float(grid[at])))
     return math.exp(best) if value < objective(start) - 1e-10 else start
 

@@ -11,7 +11,7 @@ from torch.distributions import Categorical, Distribution
 
 from propagauss.errors import InputError
 from propagauss.inputs import check_labels, check_targets
-from propagauss.predictive.calibration import pick
+from propagauss.likelihoods.categorical import pick
 
 
 def nlpd(predictive: Distribution | Tensor, target: Tensor) -> float:

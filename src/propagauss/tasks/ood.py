@@ -20,9 +20,9 @@ from propagauss import metrics
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import batches, device_of
-from propagauss.predictive.calibration import class_spread
-from propagauss.predictive.likelihood import Classifier
-from propagauss.predictive.links import _draws
+from propagauss.likelihoods.base import last_dimension
+from propagauss.likelihoods.links import _draws
+from propagauss.predictive.classifier import Classifier
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,7 +89,7 @@ def scores(net: Any, data: Any, samples: int = 512, seed: int = 0) -> Scores:
 def _scores_of_batch(classifier: Classifier, x: Any, samples: int, seed: int) -> Scores:
     latent = classifier.latent(x)
     information = mutual_information(latent, samples, seed)
-    probs = classifier._link(latent.mean, class_spread(latent, classifier._uses_covariances)).exp()
+    probs = classifier.log_probs_of(latent).exp()
     return Scores(
         metrics.predictive_entropy(probs).flatten(),
         probs.max(-1).values.double().flatten(),
@@ -123,7 +123,7 @@ def mutual_information(latent: Gaussian, samples: int = 512, seed: int = 0) -> T
     Two classes: by quadrature over the difference of the logits. More: over quasi-random draws of the logits, the same
     for every input and at every call; the error falls about as 1/samples.
     """
-    mean, spread = latent.mean.double(), class_spread(latent).double()
+    mean, spread = latent.mean.double(), last_dimension(latent).double()
     if mean.dim() < 2 or mean.shape[-1] < 2:
         raise InputError(f"the latent has shape {tuple(mean.shape)}; [batch, ..., classes] with two classes is needed")
     if samples < 2:

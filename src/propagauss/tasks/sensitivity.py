@@ -25,8 +25,8 @@ from tqdm.auto import tqdm
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import check_labels
-from propagauss.predictive.calibration import pick
-from propagauss.predictive.likelihood import Classifier
+from propagauss.likelihoods.categorical import pick
+from propagauss.predictive.classifier import Classifier
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,8 +4,10 @@
 
 with `h` the eigenvalues of the curvature `H` at unit noise, prior precision `δ`, `P` parameters `θ` and
 
-    classification:  log p = -loss, the sum of cross-entropies (and σ = 1)
-    regression:      log p = -loss / σ² - n log(σ √2π), loss = ½ Σ (y - f)², n the number of target values
+    log p = -loss / σ² - n log(σ √2π),   n the number of target values, if the likelihood has a noise (regression)
+    log p = -loss                        otherwise (n = 0 and σ = 1)
+
+where the likelihood says what the loss is and whether it has a noise (propagauss.likelihoods).
 
 Only the eigenvalues are needed, whatever the structure. With `ρ = δ σ²` the determinant does not depend on `σ`, and the
 best noise for a given `ρ` is `σ² = (2 loss + ρ ‖θ‖²) / n`: even when both are free the search is in one dimension.
@@ -17,6 +19,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -26,7 +29,7 @@ LOWEST, HIGHEST, PER_DECADE = 1e-12, 1e12, 4
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the marginal likelihood depends on; `targets` (`n`) is 0 for classification."""
+    """What the marginal likelihood depends on; `targets` (`n`) is 0 for a likelihood without noise."""
 
     eigenvalues: np.ndarray  # [P]
     squared_norm: float
@@ -76,5 +79,6 @@ def _maximise(function: Callable[[float], float], what: str) -> float:
         )
         return math.exp(grid[best])
     bounds = (grid[best - 1], grid[best + 1])
-    found = minimize_scalar(lambda t: -function(math.exp(t)), bounds=bounds, method="bounded", options={"xatol": 1e-9})
+    settings: Any = {"bounds": bounds, "method": "bounded", "options": {"xatol": 1e-9}}
+    found: Any = minimize_scalar(lambda t: -function(math.exp(t)), **settings)
     return math.exp(float(found.x))

@@ -1,8 +1,9 @@
 """Laplace approximation of a trained model: a Gaussian over its parameters with precision `H / σ² + δ I`.
 
-`H` is the generalised Gauss-Newton matrix of the training loss (curvature.py), `δ` the prior precision and, for
-regression, `σ` the standard deviation of the noise, both by default those of largest marginal likelihood (evidence.py).
-The conventions are those of laplace-torch with its default backend, so numbers can be compared.
+`H` is the generalised Gauss-Newton matrix of the training loss (curvature.py), `δ` the prior precision and, for a
+likelihood with noise (regression), `σ` its standard deviation, both by default those of largest marginal likelihood
+(evidence.py). What depends on the likelihood is asked of it (propagauss.likelihoods). The conventions are those of
+laplace-torch with its default backend, so numbers can be compared.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from tqdm import tqdm
 
 from propagauss.errors import InputError, nearest
 from propagauss.inputs import check_eval
+from propagauss.likelihoods.base import Likelihood
+from propagauss.likelihoods.registry import LIKELIHOODS, LikelihoodName
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.laplace.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
 from propagauss.posteriors.laplace.evidence import Evidence
 from propagauss.posteriors.laplace.gradients import Batch, Forward
-from propagauss.posteriors.laplace.likelihoods import LIKELIHOODS, Likelihood
 from propagauss.posteriors.laplace.ranks import Ranks, check_parts, fingerprint
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ AUTOMATIC = "marginal_likelihood"
 def fit_laplace(
     model: nn.Module,
     loader: Iterable[Any],
-    likelihood: Literal["classification", "regression"] = "classification",
+    likelihood: LikelihoodName = "classification",
     structure: Literal["diagonal", "kronecker", "full"] = "diagonal",
     parameters: str | Sequence[str] = "*",
     prior_precision: float | Literal["marginal_likelihood"] = AUTOMATIC,
@@ -56,10 +58,11 @@ def fit_laplace(
 
     Args:
         model: trained, in evaluation mode. It returns a tensor (or an object with `.logits`): `[B, C]` logits for
-            classification, `[B]` or `[B, K]` values for regression.
+            classification, `[B]` or `[B, K]` values for regression, or logarithms of rates for counts.
         loader: yields `(x, y)` with all the training data, once; `x` is a tensor, a tuple for `model(*x)` or a dict for
             `model(**x)`; `y` holds class indices `[B]`, or values in the shape of the output.
-        likelihood: "classification" (cross-entropy) or "regression" (Gaussian noise, the same for all outputs).
+        likelihood: "classification" (cross-entropy), "regression" (Gaussian noise, the same for all outputs) or
+            "poisson" (counts).
         structure: "diagonal" and "full" are exact; "kronecker" is KFAC, with a pair of factors for each weight of a
             linear layer or convolution and a factor for each bias; all else stays deterministic, with a warning.
         parameters: glob pattern or patterns of the names to be random, as in `model.named_parameters()`. Those with
@@ -86,7 +89,7 @@ def fit_laplace(
             ranks.require_same(options | {"parameters": forward.chosen}, "call fit_laplace alike on all ranks")
             ranks.require_same(fingerprint(model), "load the same checkpoint on all ranks, or broadcast it from one")
         with ranks.together():
-            mine = _accumulate(curvature, loader, LIKELIHOODS[likelihood], progress and ranks.rank == 0)
+            mine = _accumulate(curvature, loader, LIKELIHOODS[likelihood](), progress and ranks.rank == 0)
         curvature.merge(ranks)
         loss, targets, samples = (sum(parts) for parts in zip(*ranks.gather(mine), strict=True))
         with ranks.together():
@@ -100,7 +103,7 @@ def fit_laplace(
             best = evidence.maximise(delta, sigma)
         delta, sigma = ranks.gather(best)[0]
         posterior = curvature.posterior(delta, sigma).bind(dict(model.named_parameters()))
-    posterior.details = {"prior_precision": delta} | ({"noise": sigma} if likelihood == "regression" else {})
+    posterior.details = {"prior_precision": delta} | ({"noise": sigma} if LIKELIHOODS[likelihood].noisy else {})
     posterior.details["log_marginal_likelihood"] = evidence.log_marginal_likelihood(delta, sigma)
     return posterior
 
@@ -112,10 +115,12 @@ def _check_options(
     if structure not in STRUCTURES:
         raise InputError(f"structure is one of {', '.join(STRUCTURES)}; got {structure!r}")
     if likelihood not in LIKELIHOODS:
-        raise InputError(f"likelihood is 'classification' or 'regression'; got {likelihood!r}")
-    if likelihood == "classification" and noise != AUTOMATIC:
-        raise InputError("noise= is for likelihood='regression'; classification has none")
-    sigma = 1.0 if likelihood == "classification" else _positive(noise, "noise")
+        *others, last = map(repr, LIKELIHOODS)
+        raise InputError(f"likelihood is {', '.join(others)} or {last}; got {likelihood!r}")
+    noisy = [name for name, each in LIKELIHOODS.items() if each.noisy]
+    if likelihood not in noisy and noise != AUTOMATIC:
+        raise InputError(f"noise= is for likelihood={' or '.join(map(repr, noisy))}; {likelihood} has none")
+    sigma = _positive(noise, "noise") if likelihood in noisy else 1.0
     return _positive(prior_precision, "prior_precision"), sigma
 
 
@@ -185,7 +190,7 @@ def _accumulate(
             where = f"batch {number}"
             if not output.isfinite().all():
                 raise InputError(f"{where}: the outputs of the model are not finite")
-            terms = likelihood(output, y, where)
+            terms = likelihood.terms(output, y, where)
             if not math.isfinite(terms.loss):
                 raise InputError(f"{where}: the loss is {terms.loss}; are there missing values among the targets?")
             loss, targets, samples = loss + terms.loss, targets + terms.targets, samples + len(y)

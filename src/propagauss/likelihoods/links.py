@@ -16,8 +16,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.special import ndtri
-from scipy.stats import qmc
 from torch import Tensor
 from torch.distributions import Categorical
 
@@ -126,14 +124,20 @@ def _variance(mean: Tensor, spread: Tensor) -> Tensor:
     return spread.diagonal(dim1=-2, dim2=-1) if _is_covariance(mean, spread) else spread
 
 
-@torch.compiler.assume_constant_result
 def _draws(samples: int, classes: int, seed: int) -> Tensor:
     return torch.from_numpy(_standard_normals(samples, classes, seed))
+
+
+# all that torch.compiler.assume_constant_result does, without its import of torch._dynamo, which takes seconds
+_draws._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=8)
 def _standard_normals(samples: int, classes: int, seed: int) -> np.ndarray:
     """Standard normal draws and their negatives: `[2 ⌈samples/2⌉, classes]`."""
+    from scipy.special import ndtri  # slow to import, and only this link needs them
+    from scipy.stats import qmc
+
     pairs, rng = (samples + 1) // 2, np.random.default_rng(seed)
     if classes > qmc.Sobol.MAXDIM:
         half = rng.standard_normal((pairs, classes))

@@ -1,0 +1,131 @@
+"""Classes: `p(y | f) = softmax(f)_y`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical
+from torch.nn import functional as F
+
+from propagauss.errors import InputError, nearest
+from propagauss.gaussian import Gaussian
+from propagauss.inputs import check_labels
+from propagauss.likelihoods.base import Likelihood, Moments, Root, last_dimension
+from propagauss.likelihoods.links import LINKS, Link, categorical, monte_carlo
+
+
+@dataclass(frozen=True)
+class CategoricalLikelihood(Likelihood):
+    """`p(y | f) = softmax(f)_y` for logits `[batch, ..., classes]`; its mean over the latent comes from a link.
+
+    Args:
+        link: a name in `links.LINKS`.
+        samples, seed: the draws of the "monte_carlo" link.
+    """
+
+    link: str = "probit"
+    samples: int = 512
+    seed: int = 0
+
+    name: ClassVar[str] = "classification"
+    pointwise: ClassVar[bool] = False
+    columns: ClassVar[Mapping[str, str]] = {
+        "prediction": "argmax of probabilities",
+        "entropy": "entropy of probabilities",
+    }
+
+    def __post_init__(self) -> None:
+        if self.link not in LINKS:
+            hint = nearest(self.link, LINKS)
+            raise InputError(f"there is no link {self.link!r}{hint} (there are {', '.join(LINKS)})")
+        if self.samples < 2:
+            raise InputError(f"samples is {self.samples}; the Monte Carlo link needs at least 2")
+
+    # -- the fit
+
+    def matched(self, output: Tensor, y: Tensor, where: str) -> tuple[Tensor, Tensor]:
+        if output.dim() != 2 or output.shape[1] < 2:
+            raise InputError(
+                f"{where}: classification needs outputs [B, C] with at least 2 classes, got {tuple(output.shape)}"
+                + ("; give a binary model two logits" if output.shape[-1] == 1 else "")
+            )
+        if y.is_floating_point() or y.dtype == torch.bool:
+            raise InputError(f"{where}: labels must be integers, the index of the class; got {y.dtype}")
+        if y.shape != output.shape[:1]:
+            raise InputError(
+                f"{where}: labels have shape {tuple(y.shape)}, outputs {tuple(output.shape)}; labels must be [B]"
+            )
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= output.shape[1]:
+            raise InputError(
+                f"{where}: labels go from {low} to {high}, but the model has classes 0 to {output.shape[1] - 1}"
+            )
+        return output, y.long()
+
+    def loss(self, f: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy."""
+        return F.cross_entropy(f, y, reduction="sum")
+
+    def root(self, f: Tensor) -> Root:
+        """The Hessian `diag(p) - p pᵀ` has a root with columns `√p_c (e_c - p)`."""
+        p = f.softmax(1)
+
+        def column(c: int) -> Tensor:
+            unit = torch.zeros_like(p)
+            unit[:, c] = 1
+            return p[:, c : c + 1].sqrt() * (unit - p)
+
+        return column
+
+    # -- the prediction
+
+    def predictive(self, latent: Gaussian) -> Categorical:
+        return categorical(self.log_probs(latent))
+
+    def log_probs(self, latent: Gaussian) -> Tensor:
+        """Log-probabilities of the classes, finite and normalised: `[batch, ..., classes]`."""
+        if latent.mean.dim() < 2 or latent.mean.shape[-1] < 2:
+            raise InputError(
+                f"the net returned logits of shape {tuple(latent.shape)}; a Classifier needs [batch, ..., classes] "
+                "with two classes or more: give a model with one logit a second one that is always zero"
+            )
+        return self.linked(*self.moments(latent))
+
+    def log_predictive(self, moments: Moments, y: Tensor) -> Tensor:
+        return -pick(self.linked(*moments), y)
+
+    def moments(self, latent: Gaussian) -> Moments:
+        return Moments(latent.mean, last_dimension(latent, covariances=self.link != "probit"))
+
+    @property
+    def linked(self) -> Link:
+        """The link, with its draws."""
+        if self.link == "monte_carlo":
+            return functools.partial(monte_carlo, samples=self.samples, seed=self.seed)
+        return LINKS[self.link]
+
+    # -- calibration
+
+    def targets(self, y: Tensor, shape: torch.Size) -> Tensor:
+        return check_labels(y, shape[:-1], shape[-1])
+
+    def points(self, y: Tensor) -> int:
+        return y.numel()
+
+    # -- the export
+
+    def exported(self, latent: Gaussian) -> dict[str, Tensor]:
+        return {"mean": latent.mean, "variance": latent.variance, "probabilities": self.log_probs(latent).exp()}
+
+    def details(self) -> dict[str, Any]:
+        return {"link": self.link}
+
+
+def pick(log_probs: Tensor, labels: Tensor) -> Tensor:
+    """`-log p[y]` at each position: `[..., C], [...] -> [...]`."""
+    return -log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)

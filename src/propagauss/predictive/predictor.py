@@ -1,0 +1,112 @@
+"""A net and a likelihood: from the latent Gaussian to a predictive distribution, calibrated and exported."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from propagauss.errors import InputError
+from propagauss.gaussian import Gaussian
+from propagauss.inputs import as_latent, call
+from propagauss.likelihoods.base import Decomposition, Likelihood
+from propagauss.predictive.calibration import FitReport, check_finite, fit_scale
+from propagauss.predictive.export import export
+
+
+class Predictor(nn.Module):
+    """`p(y | x) = E[p(y | f)]`, `f ~ N(mean, scale · covariance)`: a net, its likelihood, and the scale of its latent.
+
+    Args:
+        net: maps inputs to a Gaussian over what the likelihood takes.
+        likelihood: as in `propagauss.likelihoods`; `Classifier` and `Regressor` make their own.
+        scale: multiplies the latent covariance; see `fit_scale`.
+
+    Calling it returns a distribution. Inputs go to the net as they are: a tensor, or a tuple or dict of them.
+    """
+
+    covariance_scale: Tensor
+    fit_report: FitReport | None
+
+    def __init__(self, net: Any, likelihood: Likelihood, scale: float = 1.0):
+        super().__init__()
+        if not callable(net):
+            raise InputError(f"net must map inputs to a Gaussian, got a {type(net).__name__}")
+        self.net = net
+        self.fit_report = None
+        self._likelihood = likelihood
+        self.register_buffer("covariance_scale", torch.ones((), dtype=torch.float64))
+        self.scale = scale
+
+    @property
+    def likelihood(self) -> Likelihood:
+        return self._likelihood
+
+    @property
+    def scale(self) -> float:
+        """The number that multiplies the latent covariance."""
+        return float(self.covariance_scale)
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"scale is {value}; it must be a positive number")
+        self.covariance_scale.fill_(value)
+
+    def latent(self, *x: Any, **named: Any) -> Gaussian:
+        """The latent Gaussian, with the scale applied; an error if it is not finite."""
+        return check_finite(self.unchecked(*x, **named), (x, named))
+
+    def unchecked(self, *x: Any, **named: Any) -> Gaussian:
+        """The latent Gaussian, with the scale applied, finite or not."""
+        return self._scaled(as_latent(call(self.net, *x, **named)))
+
+    def forward(self, *x: Any, **named: Any) -> Distribution:
+        return self.likelihood.predictive(self.latent(*x, **named))
+
+    def decompose(self, *x: Any, **named: Any) -> Decomposition:
+        """Variance of the prediction by origin, each in the shape of the mean."""
+        return self.likelihood.decompose(self.latent(*x, **named))
+
+    def fit_scale(self, loader: Iterable[Any], progress: bool = True) -> Self:
+        """Set `scale` to the minimiser of the mean NLPD over the `(x, y)` batches of `loader` (held-out data).
+
+        `fit_report` says what it did.
+        """
+        self.fit_report, _ = fit_scale(self.net, loader, self.likelihood, self.scale, progress=progress)
+        self.scale = self.fit_report.after
+        return self
+
+    def export(self, path: str | os.PathLike[str], *, covariance: bool = False) -> Path:
+        """Write the predictor as a torch.export archive (`.pt2`) or an ONNX graph (`.onnx`); returns the path.
+
+        Inputs are those of the net as plain tensors (a Gaussian input is two, mean and variance); outputs are `mean`
+        and `variance` of the latent with the scale applied, and what the predictor makes of them (see its class).
+        Neither file needs propagauss to run, and the batch is open if it is in the net.
+
+        Args:
+            covariance: also return the `covariance` of the latent, `[batch, n, n]`.
+        """
+
+        def outputs(latent: Gaussian) -> dict[str, Tensor]:
+            scaled = self._scaled(latent)
+            return self.likelihood.exported(scaled) | ({"covariance": scaled.covariance} if covariance else {})
+
+        return export(self.net, path, outputs, self._details())
+
+    def _scaled(self, latent: Gaussian) -> Gaussian:
+        return latent.scale(self.covariance_scale.to(latent.device, latent.dtype))
+
+    def _details(self) -> dict[str, Any]:
+        own = {"scale": self.scale, "predictor": type(self).__name__, "likelihood": self.likelihood.name}
+        return own | self.likelihood.details() | {"columns": json.dumps(dict(self.likelihood.columns))}
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale:.4g}" + (f"\n# {self.fit_report}" if self.fit_report else "")

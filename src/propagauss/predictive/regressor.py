@@ -1,0 +1,67 @@
+"""`Regressor`: a net of real numbers and the noise of the observations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal, Normal
+
+from propagauss.likelihoods.gaussian import GaussianLikelihood, standard_deviation
+from propagauss.predictive.calibration import fit_scale
+from propagauss.predictive.predictor import Predictor
+
+
+class Regressor(Predictor):
+    """`p(y | x) = N(y; mean, scale · variance + noise²)`.
+
+    Args:
+        net: maps inputs to a Gaussian, `[batch, ..., outputs]`.
+        noise: standard deviation of the observations, one number or one per output; None is no noise, until
+            `fit_scale(loader, fit_noise=True)` finds it (one per output).
+        scale: multiplies the latent variance; see `fit_scale`.
+    """
+
+    noise_stddev: Tensor
+
+    def __init__(self, net: Any, noise: float | Tensor | None = None, scale: float = 1.0):
+        super().__init__(net, GaussianLikelihood(), scale)
+        self.register_buffer("noise_stddev", standard_deviation(noise))
+
+    @property
+    def likelihood(self) -> GaussianLikelihood:
+        # the noise is a buffer, so that it is saved and loaded with the module
+        return GaussianLikelihood(self.noise_stddev)
+
+    @property
+    def noise(self) -> float | Tensor:
+        """Standard deviation of the observations: a number, or `[outputs]`."""
+        return self.noise_stddev.clone() if self.noise_stddev.dim() else float(self.noise_stddev)
+
+    def forward(self, *x: Any, **named: Any) -> Normal:
+        return self.likelihood.predictive(self.latent(*x, **named))
+
+    def joint(self, *x: Any, **named: Any) -> MultivariateNormal:
+        """All outputs of a sample together, flattened, with the covariance that the latent has between them."""
+        latent = self.latent(*x, **named)
+        noise = self.likelihood.decompose(latent).aleatoric.flatten(1)
+        return MultivariateNormal(latent.mean.flatten(1), latent.covariance + torch.diag_embed(noise))
+
+    def fit_scale(self, loader: Iterable[Any], fit_noise: bool = False, progress: bool = True) -> Self:
+        """Set `scale`, and `noise` if asked, to the minimiser of the mean NLPD over the `(x, y)` batches of `loader`.
+
+        With `fit_noise`, `noise` keeps its form: one number, or one per output (as it also is if none was given).
+        `fit_report` says what was done.
+        """
+        likelihood = self.likelihood if self.noise_stddev.any() else GaussianLikelihood()
+        self.fit_report, fitted = fit_scale(self.net, loader, likelihood, self.scale, fit_noise, progress)
+        self.scale = self.fit_report.after
+        if fit_noise:
+            self.noise_stddev = fitted.noise.to(self.noise_stddev)
+        return self
+
+    def extra_repr(self) -> str:
+        noise = ", ".join(f"{n:.4g}" for n in self.noise_stddev.flatten().tolist())
+        return f"noise={f'[{noise}]' if self.noise_stddev.dim() else noise}, {super().extra_repr()}"
