@@ -9,12 +9,14 @@ A page speaks to this file in HTML comments, which readers do not see. Each stan
     <!-- own process -->             the page registers rules, which other tests must not see
     <!-- slow -->                    the page takes more than a few seconds
     <!-- not run: why -->            the next block cannot run here
+    <!-- needs: module -->           the next block runs if this module is installed
     <!-- output -->                  the next block is what the last Python block printed
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import math
 import os
@@ -27,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(
-    r"(?:^<!-- (?P<mark>not run: [^\n]+?|output) -->\n+)?^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S
+    r"(?:^<!-- (?P<mark>not run: [^\n]+?|needs: \S+|output) -->\n+)?^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S
 )
 AFTER = re.compile(r"^<!-- after: (\S+) -->$", re.M)
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?")
@@ -56,6 +58,12 @@ def blocks(page: str) -> list[Block]:
     ]
 
 
+def runs(block: Block) -> bool:
+    """Whether a Python block can run here."""
+    kind, _, rest = block.mark.partition(": ")
+    return not kind or (kind == "needs" and importlib.util.find_spec(rest) is not None)
+
+
 def says(page: Path, mark: str) -> bool:
     """Whether a page has a comment that is about all of it."""
     return f"\n<!-- {mark} -->\n" in page.read_text()
@@ -79,7 +87,7 @@ def _run(page: Path, names: dict[str, Any]) -> dict[Block, str]:
     for block in blocks(text):
         if block.mark == "output":
             shown[block] = printed
-        elif block.language == "python" and not block.mark:
+        elif block.language == "python" and runs(block):
             # empty lines before it, so that an error names the line of the page
             code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
             out = io.StringIO()
