@@ -48,6 +48,13 @@ def test_few_blocks_are_left_out_and_each_says_why():
     assert len(left_out) <= 3 and all(len(mark) > len("not run: ") + 10 for mark in left_out)
 
 
+def test_code_fits_beside_the_navigation():
+    """Long lines of code would have to be scrolled on a screen of 1,280 pixels."""
+    for page in pages():
+        code = [b for b in blocks(page.read_text()) if b.language == "python"]
+        assert not [(page.name, line) for b in code for line in b.text.splitlines() if len(line) > 82]
+
+
 def test_the_api_page_has_every_public_name():
     page = (ROOT / "docs" / "api.md").read_text()
     shown = set(re.findall(r"^::: propagauss\.(\S+)$", page, re.M))
