@@ -28,10 +28,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-FENCE = re.compile(
-    r"(?:^<!-- (?P<mark>not run: [^\n]+?|needs: \S+|output) -->\n+)?^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$",
-    re.M | re.S,
-)
+MARK = r"(?:^<!-- (?P<mark>not run: [^\n]+?|needs: \S+|output) -->\n+)?"
+FENCE = re.compile(MARK + r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S)
 AFTER = re.compile(r"^<!-- after: (\S+) -->$", re.M)
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?")
 

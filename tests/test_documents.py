@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from documents import ROOT, alike, blocks, check, pages, says
 
 import propagauss
+from documents import ROOT, alike, blocks, check, pages, says
 
 
 def _parameter(page: Path):
@@ -65,6 +65,12 @@ def test_the_api_page_has_every_public_name():
 def test_every_page_is_in_the_navigation():
     listed = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
     assert listed == {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_of_pages_that_mkdocs_does_not_check_lead_to_files(name):
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", (ROOT / name).read_text())
+    assert not [target for target in targets if not (ROOT / target).exists()]
 
 
 @pytest.mark.parametrize(
