@@ -16,7 +16,7 @@ def _parameter(page: Path):
     return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
-@pytest.mark.parametrize("page", map(_parameter, pages()))
+@pytest.mark.parametrize("page", [_parameter(page) for page in pages()])
 def test_a_page_runs_and_prints_what_it_shows(page):
     if says(page, "own process"):
         command = [sys.executable, str(ROOT / "tests" / "documents.py"), str(page)]
