@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from propagauss.demo.data import Split
+from propagauss.likelihoods.links import categorical
 from propagauss.posteriors import fit_laplace
-from propagauss.predictive.links import categorical
 from propagauss.predictive.metrics import nlpd
 
 LEARNING_RATE, BATCH = 1e-2, 64

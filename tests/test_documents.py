@@ -1,0 +1,87 @@
+"""Every Python block of README, CONTRIBUTING and docs runs, in order, and prints what the page shows."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import propagauss
+from documents import ROOT, alike, blocks, check, pages, says
+
+
+def _parameter(page: Path):
+    marks = [pytest.mark.slow] if says(page, "slow") else []
+    return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
+
+
+@pytest.mark.parametrize("page", [_parameter(page) for page in pages()])
+def test_a_page_runs_and_prints_what_it_shows(page):
+    if says(page, "own process"):
+        command = [sys.executable, str(ROOT / "tests" / "documents.py"), str(page)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+    else:
+        check(page)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_first_example_does_not_depend_on_its_seed(seed, capsys):
+    """Near the data unsure by about the noise, far away by much more, and intervals that hold what they say."""
+    first = next(b.text for b in blocks((ROOT / "README.md").read_text()) if b.language == "python")
+    assert "manual_seed(0)" in first
+    exec(first.replace("manual_seed(0)", f"manual_seed({seed})"), {"__name__": "__main__"})
+    *rows, last = capsys.readouterr().out.strip().splitlines()
+    deviations = [float(row.split()[-1]) for row in rows]
+    assert max(deviations[:3]) < 0.3 and deviations[-1] > 1.5
+    assert 92 <= float(re.findall(r"[\d.]+(?=%)", last)[-1]) <= 98
+
+
+def test_the_pages_that_newcomers_read_are_among_those_that_run():
+    run_here = {str(page.relative_to(ROOT)) for page in pages()}
+    assert {"README.md", "CONTRIBUTING.md", "docs/index.md", "docs/tutorial.md", "docs/how-to/tasks.md"} <= run_here
+
+
+def test_few_blocks_are_left_out_and_each_says_why():
+    left_out = [b.mark for page in pages() for b in blocks(page.read_text()) if b.mark.startswith("not run")]
+    assert len(left_out) <= 3 and all(len(mark) > len("not run: ") + 10 for mark in left_out)
+
+
+def test_code_fits_beside_the_navigation():
+    """Long lines of code would have to be scrolled on a screen of 1,280 pixels."""
+    for page in pages():
+        code = [b for b in blocks(page.read_text()) if b.language == "python"]
+        assert not [(page.name, line) for b in code for line in b.text.splitlines() if len(line) > 82]
+
+
+def test_the_api_page_has_every_public_name():
+    page = (ROOT / "docs" / "api.md").read_text()
+    shown = set(re.findall(r"^::: propagauss\.(\S+)$", page, re.M))
+    modules = {"baselines", "links", "metrics", "predict", "tasks.linearity", "tasks.ood", "tasks.sensitivity"}
+    assert shown == (set(propagauss.__all__) - {"__version__", "tasks"}) | modules
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    assert listed == {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_of_pages_that_mkdocs_does_not_check_lead_to_files(name):
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", (ROOT / name).read_text())
+    assert not [target for target in targets if not (ROOT / target).exists()]
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown", "same"),
+    [
+        ("a 1.00\n", "a  1.00", True),
+        ("a 1.01\n", "a 1.02", True),
+        ("a 1.01\n", "b 1.01", False),
+        ("a 1.01\n", "a 1.51", False),
+        ("2,000 rows", "2,000 rows", True),
+    ],
+)
+def test_what_counts_as_the_same_output(printed, shown, same):
+    assert alike(printed, shown) == same
