@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import propagauss as pg
-from posterior.cases import make_posterior
+from posteriors.cases import make_posterior
 from reference import linear_layer, random_psd
 
 BATCH, TOKENS, WIDTH, HEADS = 2, 3, 4, 2

@@ -10,18 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from posterior.cases import Largest
+from posteriors.cases import Largest
 from propagauss.errors import InputError
 from propagauss.posteriors import (
     DiagonalPosterior,
     FullPosterior,
     KroneckerPosterior,
     fit_laplace,
-    gradients,
-    kfac,
     load_posterior,
     memory,
 )
+from propagauss.posteriors.laplace import gradients, kfac
 from propagauss.posteriors.laplace.capture import patches
 from propagauss.posteriors.laplace.evidence import Evidence
 
