@@ -184,7 +184,7 @@ TIMM = [
 def _convolutional() -> list[Model]:
     """The networks of `test_cnn_models.py`, which tests them more closely."""
     try:
-        from test_cnn_models import NETWORKS
+        from engines.test_cnn_models import NETWORKS
     except ImportError:
         return []
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal if the same, so that networks can be kept by case
 class Case:
     """A deterministic function of independent Gaussian inputs.
 

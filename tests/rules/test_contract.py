@@ -1,12 +1,16 @@
 """The contract that every rule gets by declaring one case (DESIGN: literal loop, Monte Carlo, zero covariance, batch
-invariance, positive variances, gradients, export and compile)."""
+invariance, positive variances, gradients, export and compile).
+
+Tests run case by case (`scope="module"` puts those of one case in a row), so that each network is streamlined once.
+"""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 import propagauss as pg
 from reference import assert_covariance_close, linearised, monte_carlo, random_psd
@@ -14,6 +18,7 @@ from rules.cases import CASES, Call, Case
 
 SAMPLES = 40_000
 ALL = [pytest.param(c, s, id=f"{c.name}-{s}") for c in CASES for s in c.structures]
+every_case = pytest.mark.parametrize("case, structure", ALL, scope="module")
 
 
 def inputs(case: Case, structure: str, scale: float, batch: int = 3) -> tuple[list[Tensor], list[Tensor]]:
@@ -36,7 +41,10 @@ def gaussians(means: list[Tensor], covariances: list[Tensor], structure: str) ->
     return tuple(pg.Gaussian(m, v) for m, v in zip(means, spread, strict=True))
 
 
-def build(case: Case, structure: str, example: tuple[pg.Gaussian, ...]) -> pg.Streamlined:
+@lru_cache(maxsize=4)
+def build(case: Case, structure: str) -> pg.Streamlined:
+    """One network for all tests of a case: what it returns may depend on nothing but the input of the call."""
+    example = gaussians(*inputs(case, structure, 0.3), structure)
     return pg.streamline(Call(case.function).eval(), None, example, covariance=structure, **case.options)
 
 
@@ -57,10 +65,10 @@ def reduce(covariance: Tensor, structure: str) -> Tensor:
     return covariance if structure == "full" else covariance.diagonal(dim1=1, dim2=2)
 
 
-@pytest.mark.parametrize("case, structure", ALL)
+@every_case
 def test_equals_the_literal_loop(case: Case, structure: str) -> None:
     means, covariances = inputs(case, structure, 0.3)
-    g = build(case, structure, gaussians(means, covariances, structure))(*gaussians(means, covariances, structure))
+    g = build(case, structure)(*gaussians(means, covariances, structure))
     expected = propagated(case, linearised, means, covariances)
     if case.second_order is not None:
         expected = expected + case.second_order(means, covariances)
@@ -68,11 +76,11 @@ def test_equals_the_literal_loop(case: Case, structure: str) -> None:
     torch.testing.assert_close(spread(g, 3), reduce(expected, structure), rtol=case.rtol, atol=1e-12)
 
 
-@pytest.mark.parametrize("case, structure", ALL)
+@every_case
 def test_agrees_with_monte_carlo(case: Case, structure: str) -> None:
     # exact rules at any variance; linearised ones where the first order is all there is
     means, covariances = inputs(case, structure, 0.5 if case.exact else 1e-6)
-    g = build(case, structure, gaussians(means, covariances, structure))(*gaussians(means, covariances, structure))
+    g = build(case, structure)(*gaussians(means, covariances, structure))
     sampled = propagated(case, lambda *call: monte_carlo(*call, SAMPLES)[1], means, covariances)
     if structure == "full":
         assert_covariance_close(g.covariance, sampled, SAMPLES, slack=0.0 if case.exact else 0.01)
@@ -82,19 +90,19 @@ def test_agrees_with_monte_carlo(case: Case, structure: str) -> None:
         assert_covariance_close(actual, sampled * kept, SAMPLES, slack=0.0 if case.exact else 0.01)
 
 
-@pytest.mark.parametrize("case, structure", ALL)
+@every_case
 def test_zero_covariance_gives_the_plain_op(case: Case, structure: str) -> None:
     means, covariances = inputs(case, structure, 0.0)
     x = gaussians(means, covariances, structure)
-    g = build(case, structure, x)(*x)
+    g = build(case, structure)(*x)
     torch.testing.assert_close(g.mean, case.function(*means), rtol=1e-15, atol=1e-15)
     assert torch.count_nonzero(g.variance) == 0
 
 
-@pytest.mark.parametrize("case, structure", ALL)
+@every_case
 def test_batch_split_and_permutation_change_nothing(case: Case, structure: str) -> None:
     means, covariances = inputs(case, structure, 0.3)
-    net = build(case, structure, gaussians(means, covariances, structure))
+    net = build(case, structure)
     whole = net(*gaussians(means, covariances, structure))
     order = torch.tensor([2, 0, 1])
     parts = [
@@ -106,21 +114,21 @@ def test_batch_split_and_permutation_change_nothing(case: Case, structure: str) 
     assert empty.mean.numel() == empty.variance.numel() == 0
 
 
-@pytest.mark.parametrize("case, structure", ALL)
+@every_case
 def test_spread_is_a_covariance(case: Case, structure: str) -> None:
     means, covariances = inputs(case, structure, 2.0)
     x = gaussians(means, covariances, structure)
-    g = build(case, structure, x)(*x)
+    g = build(case, structure)(*x)
     assert (g.variance >= 0).all()
     if structure == "full":
         torch.testing.assert_close(g.covariance, g.covariance.mT)
         assert torch.linalg.eigvalsh(g.covariance).min() >= -1e-10 * g.covariance.abs().max()
 
 
-@pytest.mark.parametrize("case, structure", ALL)
+@every_case
 def test_gradients(case: Case, structure: str) -> None:
     means, covariances = inputs(case, structure, 0.3, batch=2)
-    net = build(case, structure, gaussians(means, covariances, structure))
+    net = build(case, structure)
     spreads = [torch.as_tensor(c) for c in covariances]
     if structure == "diagonal":
         spreads = [c.diagonal(dim1=1, dim2=2).reshape(m.shape).clone() for m, c in zip(means, covariances, strict=True)]
@@ -135,24 +143,31 @@ def test_gradients(case: Case, structure: str) -> None:
     assert torch.autograd.gradcheck(forward, leaves, fast_mode=True)
 
 
-@pytest.mark.parametrize("case, structure", ALL)
-def test_exported_equals_eager(case: Case, structure: str) -> None:
-    means, covariances = inputs(case, structure, 0.3)
-    x = gaussians(means, covariances, structure)
-    net = build(case, structure, x)
-    expected = net(*x)
-    exported = torch.export.export(net, x, strict=False).module()(*x)
-    torch.testing.assert_close(exported.mean, expected.mean)
-    torch.testing.assert_close(spread(exported, 3), spread(expected, 3))
+def code_of(net: pg.Streamlined) -> set[object]:
+    """The code that runs in a network: of functions (closures of one maker share it) and of modules, by their class."""
+    modules = list(net.body.modules())
+    graphs = [m.graph for m in modules if isinstance(m, fx.GraphModule)]
+    calls = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    functions = {getattr(node.target, "__code__", node.target) for node in calls}
+    return functions | {type(m) for m in modules if not isinstance(m, fx.GraphModule)}
 
 
-@pytest.mark.parametrize("case, structure", ALL)
-def test_compiled_equals_eager(case: Case, structure: str) -> None:
-    means, covariances = inputs(case, structure, 0.3)
-    x = gaussians(means, covariances, structure)
-    net = build(case, structure, x)
+_compiled: set[tuple[str, object]] = set()
+
+
+@every_case
+def test_exported_and_compiled_equal_eager(case: Case, structure: str) -> None:
+    """Every case is exported; it is compiled if code runs in it that no case before has compiled."""
+    x = gaussians(*inputs(case, structure, 0.3), structure)
+    net = build(case, structure)
     expected = net(*x)
-    torch._dynamo.reset()
-    compiled = torch.compile(net, fullgraph=True, backend="eager")(*x)
-    torch.testing.assert_close(compiled.mean, expected.mean)
-    torch.testing.assert_close(spread(compiled, 3), spread(expected, 3))
+    others = [torch.export.export(net, x, strict=False).module()]
+    code = {(structure, found) for found in code_of(net)}
+    if code - _compiled:
+        torch._dynamo.reset()
+        others.append(torch.compile(net, fullgraph=True, backend="eager"))
+    for other in others:
+        g = other(*x)
+        torch.testing.assert_close(g.mean, expected.mean)
+        torch.testing.assert_close(spread(g, 3), spread(expected, 3))
+    _compiled.update(code)

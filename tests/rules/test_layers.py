@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import propagauss as pg
-from posterior.cases import KINDS, kronecker_covariance, kronecker_factors, make_posterior
+from posteriors.cases import KINDS, kronecker_covariance, kronecker_factors, make_posterior
 from reference import assert_covariance_close, bilinear, linear_layer, random_psd, shared_layer
 
 SAMPLES = 20_000

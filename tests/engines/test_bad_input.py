@@ -13,7 +13,6 @@ from torch._subclasses import FakeTensor
 from torch.nn import functional as F
 
 import propagauss as pg
-from propagauss.rules import FUNCTIONS
 
 
 class Recorder(nn.Module):
@@ -375,106 +374,7 @@ def test_values_are_not_read_while_compiling() -> None:
     torch.testing.assert_close(one, classifier.log_probs(X))
 
 
-# -- ops without a rule
-
-
-@torch.library.custom_op("pgtest::ranked", mutates_args=())
-def ranked(x: Tensor) -> Tensor:
-    return x.sort(-1).values.clone()
-
-
-@torch.library.custom_op("pgtest::doubled", mutates_args=())
-def doubled(x: Tensor) -> Tensor:
-    return 2 * x
-
-
-for op in (ranked, doubled):
-    op.register_fake(lambda x: torch.empty_like(x))
-
-
-class Exotic(nn.Module):
-    def __init__(self, op: Callable[[Tensor], Tensor]):
-        super().__init__()
-        self.op = op
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.op(x)
-
-
-def exotic() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(3, 4), Exotic(ranked), nn.Linear(4, 4), nn.Sequential(Exotic(doubled)), Exotic(ranked)
-    )
-
-
-def test_unsupported_ops_are_reported_together() -> None:
-    message = refuse(exotic(), None, error=pg.UnsupportedOpError)
-    for op, path in (("pgtest.ranked", "body.1"), ("pgtest.doubled", "body.3.0"), ("pgtest.ranked", "body.4")):
-        assert any(op in line and f"'{path}'" in line for line in message.splitlines()), (op, path)
-    assert "propagauss.rule(" in message and "posterior" in message
-
-
-def test_unsupported_ops_before_any_uncertainty_do_not_matter() -> None:
-    model = exotic()
-    posterior = pg.DiagonalPosterior({"2.weight": torch.ones(4, 4)})
-    with pytest.raises(pg.UnsupportedOpError) as caught:
-        pg.streamline(model, posterior, X)
-    assert "'1'" not in str(caught.value) and "'4'" in str(caught.value)
-    front = model[:3]
-    assert (pg.streamline(front, posterior, X)(X).variance > 0).all()
-
-
-@pytest.mark.parametrize("covariance", ["diagonal", "full"])
-def test_registering_a_rule_makes_it_work(covariance: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    overload = torch.ops.pgtest.doubled.default
-    monkeypatch.setitem(FUNCTIONS, overload, None)  # so that the registry is as before after the test
-
-    @pg.rule(overload, note="twice as much")
-    def rule_of_doubled(x: pg.Gaussian) -> pg.Gaussian:
-        return x.scaled(2 * x.mean, torch.tensor(2.0))
-
-    model = nn.Sequential(nn.Linear(3, 4), Exotic(doubled))
-    net = pg.streamline(model, diagonal(model), X, covariance=covariance)
-    plain = pg.streamline(model[:1], pg.DiagonalPosterior(variances(model)), X, covariance=covariance)
-    torch.testing.assert_close(net(X).mean, model(X).detach())
-    torch.testing.assert_close(net(X).covariance, 4 * plain(X).covariance)
-    assert "twice as much" in str(net.plan) and "rule_of_doubled" in str(net.plan)
-
-
-def test_rule_wants_an_overload() -> None:
-    with pytest.raises(pg.PropagaussError, match=r"pgtest\.doubled\.default"):
-        pg.rule(torch.ops.pgtest.doubled)(lambda x: x)
-    assert torch.ops.pgtest.doubled not in FUNCTIONS
-
-
-# -- a joint covariance per sample cannot follow the batch elsewhere
-
-
-MOVES: dict[str, Callable[[Tensor], Tensor]] = {
-    "transpose": lambda x: x.t(),
-    "sum over the batch": lambda x: x.sum(0),
-    "sum of all": lambda x: x.sum(),
-    "centred": lambda x: x - x.mean(0, keepdim=True),
-    "products of samples": lambda x: x @ x.t(),
-    "softmax over the batch": lambda x: x.softmax(0),
-    "cumulative": lambda x: x.cumsum(0),
-    "reversed": lambda x: x.flip(0),
-    "rolled": lambda x: x.roll(1, 0),
-}
-
-
-@pytest.mark.parametrize("name", MOVES)
-def test_full_covariance_of_a_moved_or_mixed_batch(name: str) -> None:
-    message = refuse(Call(MOVES[name]), "batch", error=pg.UnsupportedOpError, covariance="full")
-    assert "covariance='diagonal'" in message and "body" in message
-
-
-@pytest.mark.parametrize("name", MOVES)
-def test_diagonal_covariance_of_a_moved_or_mixed_batch(name: str) -> None:
-    model = Call(MOVES[name])
-    g = pg.streamline(model, diagonal(model), X)(X)
-    torch.testing.assert_close(g.mean, model(X).detach())
-    assert (g.variance >= 0).all() and g.variance.max() > 0
+# -- errors in general
 
 
 def test_errors_are_value_errors() -> None:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import propagauss as pg
-from posterior.cases import make_posterior
+from posteriors.cases import make_posterior
 from reference import linear_layer, random_psd
 
 BATCH, TOKENS, WIDTH, HEADS = 2, 3, 4, 2
@@ -486,30 +486,7 @@ def test_joint_covariance_goes_through_attention() -> None:
         torch.testing.assert_close(g.covariance[b], (j @ x.covariance[b] @ j.mT).detach())
 
 
-# -- fused projections
-
-
-def test_queries_and_keys_of_a_fused_projection_get_no_spread() -> None:
-    module, x = make("GPT-2"), make_input(uncertain=True)
-    for names in ((), ("c_attn.weight", "c_attn.bias")):
-        posterior = pg.DiagonalPosterior(make_variances(module, names)) if names else None
-        net = pg.streamline(module, posterior, x)
-        assert f"spread of outputs {2 * WIDTH} to {3 * WIDTH - 1} only" in str(net.plan)
-
-
-def test_parts_that_are_read_keep_their_spread() -> None:
-    class Returned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(WIDTH, 3 * WIDTH).double()
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            q, k, v = self.inner(x).chunk(3, dim=-1)
-            return F.scaled_dot_product_attention(q, k, v), q
-
-    module, x = Returned().eval(), make_input(uncertain=True)
-    _, q = pg.streamline(module, None, x)(x)
-    torch.testing.assert_close(q.variance, x.variance @ module.inner.weight[:WIDTH].square().mT)
+# -- one of several blocks
 
 
 def test_fixed_attention_beside_one_that_keeps_value_covariance() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from posterior.cases import Largest
+from posteriors.cases import Largest
 from propagauss.errors import InputError
 from propagauss.posteriors import (
     DiagonalPosterior,

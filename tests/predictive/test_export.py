@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
+from network.test_compile import gpt, resnet, vit
 from propagauss.rules.elementwise.activation import CLOSED
 from propagauss.rules.elementwise.slopes import TANGENTS
-from test_compile import gpt, resnet, vit
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

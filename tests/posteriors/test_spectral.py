@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
-from posterior.cases import Largest
+from posteriors.cases import Largest
 from propagauss.baselines import GLM, MonteCarlo
 from propagauss.posteriors import SpectralPosterior, memory
 from propagauss.posteriors.laplace.evidence import Evidence

@@ -1,4 +1,4 @@
-"""From a model to its graph: what is recognised, what is written out, what is refused and how."""
+"""From a model to its graph: what is written out, what is refused and how."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,53 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import propagauss as pg
-from propagauss.passes.recognise import AT_MEAN
-from propagauss.tracing.trace import trace
-
-F64 = torch.float64
-TINY = 1e-8
-
-
-class Call(nn.Module):
-    """Layers and buffers by name, and any function of them and the inputs."""
-
-    def __init__(self, function: Callable[..., Any], **parts: Any):
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(self, *inputs)
-
-
-def model_of(function: Callable[..., Any], **parts: Any) -> nn.Module:
-    return Call(function, **parts).to(F64).eval()
-
-
-def layer(inputs: int = 4, outputs: int = 4) -> nn.Linear:
-    return nn.Linear(inputs, outputs)
-
-
-def small(model: nn.Module, variance: float = TINY) -> pg.DiagonalPosterior:
-    return pg.DiagonalPosterior({n: torch.full_like(p, variance) for n, p in model.named_parameters()})
-
-
-def first_order(model: nn.Module, x: Tensor) -> Tensor:
-    """Standard deviations by `Σ_p J_p² v_p`."""
-    named = {n: p.detach() for n, p in model.named_parameters()}
-    jacobians = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,)))(named)
-    shape = model(x).shape
-    return sum((TINY * j.reshape(*shape, -1).square().sum(-1) for j in jacobians.values()), torch.zeros(())).sqrt()
-
-
-def assert_mean(model: nn.Module, *x: Tensor, **options: Any) -> Any:
-    g = pg.streamline(model, small(model), x, **options)(*x)
-    torch.testing.assert_close(g.mean, model(*x).detach(), rtol=1e-9, atol=1e-9)
-    return g
+from small_models import BOTH, F64, TINY, X, assert_mean, first_order, layer, model_of, small
 
 
 @pytest.fixture(autouse=True)
@@ -63,98 +17,7 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-X = torch.randn(3, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
-SEQUENCE = torch.randn(3, 5, 4, dtype=F64, generator=torch.Generator().manual_seed(1))
-BOTH = pytest.mark.parametrize("covariance", ["diagonal", "full"])
-
-# -- what is attention, and what is not
-
-
-ROUTERS: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "matmul": lambda s, x: (s.layer(x) @ s.weight).softmax(-1) @ s.table,
-    "scaled and masked": lambda s, x: (
-        (s.layer(x) @ s.weight * 0.5).masked_fill(torch.tensor([False, True, False, False, False]), -1e9).softmax(-1)
-        @ s.table
-    ),
-    "bmm": lambda s, x: torch.bmm(
-        torch.bmm(s.layer(x)[:, None], s.weight.expand(x.shape[0], -1, -1)).softmax(-1),
-        s.table.expand(x.shape[0], -1, -1),
-    )[:, 0],
-    "baddbmm": lambda s, x: (
-        torch.baddbmm(s.bias.expand(x.shape[0], 1, -1), s.layer(x)[:, None], s.weight.expand(x.shape[0], -1, -1))
-        .softmax(-1)
-        .matmul(s.table)[:, 0]
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ["matmul", "scaled and masked", "bmm"])
-@BOTH
-def test_a_softmax_of_a_linear_layer_is_not_attention(name: str, covariance: Any) -> None:
-    table = {"weight": torch.randn(4, 5), "table": torch.randn(5, 2), "bias": torch.randn(5)}
-    model = model_of(ROUTERS[name], layer=layer(), **table)
-    g = assert_mean(model, X, covariance=covariance)
-    assert (g.variance > 0).all()
-    if covariance == "full":
-        torch.testing.assert_close(g.variance.sqrt(), first_order(model, X), rtol=1e-6, atol=0)
-
-
-def is_taken_for_attention(model: nn.Module, x: Tensor) -> bool:
-    return any(AT_MEAN in node.meta for node in trace(model, x).graph.nodes)
-
-
-@pytest.mark.parametrize("name", ROUTERS)
-def test_a_router_is_not_marked_in_any_form(name: str) -> None:
-    """Whether or not there is a rule for the product."""
-    table = {"weight": torch.randn(4, 5), "table": torch.randn(5, 2), "bias": torch.randn(5)}
-    assert not is_taken_for_attention(model_of(ROUTERS[name], layer=layer(), **table), X)
-
-
-def test_attention_in_pieces_is_still_recognised() -> None:
-    def attend(s: Any, x: Tensor) -> Tensor:
-        q, k, v = s.layer(x).chunk(3, -1)
-        return (q @ k.mT / 2).softmax(-1) @ v
-
-    assert is_taken_for_attention(model_of(attend, layer=layer(4, 12)), SEQUENCE)
-
-
-def test_a_fused_projection_that_is_also_an_output() -> None:
-    def attend(s: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        a = s.layer(x)
-        q, k, v = a.chunk(3, -1)
-        return F.scaled_dot_product_attention(q, k, v), a
-
-    model = model_of(attend, layer=layer(4, 12))
-    _, a = pg.streamline(model, small(model), SEQUENCE)(SEQUENCE)
-    expected = TINY * (SEQUENCE.square().sum(-1, keepdim=True) + 1).expand(-1, -1, 12)
-    torch.testing.assert_close(a.variance, expected)
-
-
-# -- normalisation
-
-
-def test_a_root_mean_square_without_its_dimension() -> None:
-    model = model_of(lambda s, x: (h := s.layer(x)).sum(-1) * torch.rsqrt(h.pow(2).mean(-1) + 1e-5), layer=layer())
-    assert_mean(model, X)
-
-
-@pytest.mark.parametrize("keepdim", [{"keepdim": True}, {"dim": -1, "keepdim": True}], ids=["position", "keyword"])
-def test_a_root_mean_square_by_keywords(keepdim: dict[str, Any]) -> None:
-    args = () if "dim" in keepdim else (-1,)
-    model = model_of(
-        lambda s, x: (h := s.layer(x)) * torch.rsqrt(h.square().mean(*args, **keepdim) + 1e-5), layer=layer()
-    )
-    assert_mean(model, X)
-    assert "aten.rms_norm" in str(pg.streamline(model, small(model), X).plan)
-
-
-def test_a_mean_square_of_another_precision_is_left_alone() -> None:
-    """`rms_norm` would compute in the precision of its input."""
-    model = model_of(
-        lambda s, x: (h := s.layer(x)) * torch.rsqrt(h.square().mean(-1, True, dtype=torch.float32) + 1e-5),
-        layer=layer(),
-    )
-    assert_mean(model, X)
+# -- weights that the model standardises
 
 
 class Standardised(nn.Conv2d):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import propagauss as pg
-from posterior.cases import make_posterior
+from posteriors.cases import make_posterior
 from reference import assert_covariance_close, random_psd
 
 # -- models

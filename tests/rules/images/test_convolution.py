@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import propagauss as pg
-from posterior.cases import make_posterior
+from posteriors.cases import make_posterior
 from reference import assert_covariance_close, bilinear, convolution_layer, convolution_terms, random_psd
 from rules.test_layers import BATCH, Layer, Own, Setup, reduce, rows, spread
 

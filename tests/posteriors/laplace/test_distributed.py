@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from posterior.processes import CASES, FAILURES, batches, data, fit, network, work
+from posteriors.laplace.processes import CASES, FAILURES, batches, data, fit, network, work
 from propagauss.errors import InputError
 from propagauss.posteriors import fit_laplace, load_posterior
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
-from test_cnn_models import Basic, conv
+from engines.test_cnn_models import Basic, conv
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import propagauss as pg
-from posterior.cases import STRUCTURES, kronecker_covariance, kronecker_factors, make_posterior
+from posteriors.cases import STRUCTURES, kronecker_covariance, kronecker_factors, make_posterior
 from propagauss.posteriors import SpectralPosterior, files
 from reference import assert_covariance_close, random_psd
 

@@ -1,0 +1,55 @@
+"""Samples of a batch that an op moves or mixes: a joint covariance per sample cannot follow them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import propagauss as pg
+from engines.test_bad_input import Call, X, diagonal, refuse
+
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "transpose": lambda x: x.t(),
+    "sum over the batch": lambda x: x.sum(0),
+    "sum of all": lambda x: x.sum(),
+    "centred": lambda x: x - x.mean(0, keepdim=True),
+    "products of samples": lambda x: x @ x.t(),
+    "softmax over the batch": lambda x: x.softmax(0),
+    "cumulative": lambda x: x.cumsum(0),
+    "reversed": lambda x: x.flip(0),
+    "rolled": lambda x: x.roll(1, 0),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_full_covariance_of_a_moved_or_mixed_batch(name: str) -> None:
+    message = refuse(Call(MOVES[name]), "batch", error=pg.UnsupportedOpError, covariance="full")
+    assert "covariance='diagonal'" in message and "body" in message
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_diagonal_covariance_of_a_moved_or_mixed_batch(name: str) -> None:
+    model = Call(MOVES[name])
+    g = pg.streamline(model, diagonal(model), X)(X)
+    torch.testing.assert_close(g.mean, model(X).detach())
+    assert (g.variance >= 0).all() and g.variance.max() > 0
+
+
+KEPT: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax over entries": lambda x: x.softmax(1),
+    "sum over entries": lambda x: x.sum(1),
+    "products within a sample": lambda x: x[:, :, None] @ x[:, None],
+    "reversed entries": lambda x: x.flip(1),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_keeps_samples_apart_has_a_joint_covariance(name: str) -> None:
+    model = Call(KEPT[name]).double()
+    x = X.double()
+    g = pg.streamline(model, diagonal(model).scale(1e-8), x, covariance="full")(x)
+    named = {n: p.detach() for n, p in model.named_parameters()}
+    jacobians = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,)).reshape(len(x), -1))(named)
+    expected = sum(1e-8 * j.flatten(2) @ j.flatten(2).mT for j in jacobians.values())
+    torch.testing.assert_close(g.covariance, expected, rtol=1e-5, atol=1e-14)
