@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
-from propagauss.passes.recognise import AT_MEAN
+from propagauss.nodes import AT_MEAN
+from propagauss.passes.recognise import recognise
 from propagauss.tracing.trace import trace
 from small_models import BOTH, SEQUENCE, X, assert_mean, first_order, layer, model_of, small
 
@@ -51,7 +52,9 @@ def test_a_softmax_of_a_linear_layer_is_not_attention(name: str, covariance: Any
 
 
 def is_taken_for_attention(model: nn.Module, x: Tensor) -> bool:
-    return any(AT_MEAN in node.meta for node in trace(model, x).graph.nodes)
+    traced = trace(model, x)
+    recognise(traced)
+    return any(AT_MEAN in node.meta for node in traced.graph.nodes)
 
 
 @pytest.mark.parametrize("name", ROUTERS)

@@ -19,7 +19,7 @@ from pyarrow import csv
 from predict.disk import full_disk
 from propagauss.errors import InputError
 from propagauss.predict import predict
-from propagauss.predict.store import Store
+from propagauss.predict.writing.store import Store
 
 FEW = {"part_rows": 100, "batch": 40, "threads": 1, "progress": False}
 

@@ -18,9 +18,9 @@ from pyarrow import csv as arrow_csv
 
 from propagauss.errors import InputError
 from propagauss.predict import csv_file, predict
-from propagauss.predict.data import cut, reader
 from propagauss.predict.plan import consecutive, divide, joined
-from propagauss.predict.rows import Columns, Piece
+from propagauss.predict.reading.data import cut, reader
+from propagauss.predict.reading.rows import Columns, Piece
 
 FLOAT = np.dtype(np.float64)
 

@@ -13,6 +13,7 @@ from propagauss.network.streamlined import Streamlined
 from propagauss.passes.attention_values import keep_value_covariance
 from propagauss.passes.check import check_first_order
 from propagauss.passes.low_rank_variances import compress
+from propagauss.passes.recognise import recognise
 from propagauss.passes.rewriting.rewrite import rewrite
 from propagauss.posteriors.base import Posterior
 from propagauss.rules.registry import Options
@@ -75,6 +76,7 @@ def streamline(
         posterior = posterior.bind({name: p.detach() for name, p in model.named_parameters()})
     random = set() if posterior is None else set(posterior.names)
     traced = trace(model, example, output, open_sequence=not options.full, random=random)
+    recognise(traced)
     if attention == "covariance" and covariance == "diagonal":
         keep_value_covariance(traced)
     net = rewrite(traced, posterior, options)

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from propagauss.nodes import AT_MEAN, argument, is_float, shape_of
+from propagauss.nodes import AT_MEAN, argument, is_float, reached, shape_of
 from propagauss.rules.matrices.attention import written_out
+from propagauss.tracing.trace import Traced
 
 aten = torch.ops.aten
 
@@ -44,13 +45,17 @@ _BETWEEN = {
 }
 
 
-def recognise(graph: fx.Graph, from_input: set[fx.Node]) -> None:
-    """Rewrite and mark the graph in place; `from_input` are the nodes that depend on the user's input."""
+def recognise(traced: Traced) -> None:
+    """Rewrite and mark the graph in place."""
+    graph = traced.graph
+    from_input = reached(graph, [n for n in traced.inputs if n is not None])
     for node in list(graph.nodes):
         if node.target == aten.mul.Tensor:
-            _fold_rms_norm(graph, node)
+            new = _fold_rms_norm(graph, node)
+            traced.outputs = [new if o is node else o for o in traced.outputs]
         elif node.target in _SOFTMAX and _comes_from_product(node, from_input) and _values(node, node.users):
-            _give_others_a_copy(graph, node)
+            copy = _give_others_a_copy(graph, node)
+            traced.outputs = [copy if o is node else o for o in traced.outputs]
             node.meta[AT_MEAN] = True
 
 
@@ -65,18 +70,21 @@ def release(graph: fx.Graph, uncertain: AbstractSet[fx.Node]) -> None:
                 node.target = written_out  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _give_others_a_copy(graph: fx.Graph, node: fx.Node) -> None:
-    """What else reads the weights, the output of a model say, gets them with their uncertainty."""
+def _give_others_a_copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """What else reads the weights, the output of a model say, gets them with their uncertainty; returns what they get."""
     others = [user for user in node.users if not _values(node, [user])]
-    if others:
-        with graph.inserting_after(node):
-            copy = graph.node_copy(node)
-        copy.meta = dict(node.meta)
-        for user in others:
-            user.replace_input_with(node, copy)
+    if not others:
+        return node
+    with graph.inserting_after(node):
+        copy = graph.node_copy(node)
+    copy.meta = dict(node.meta)
+    for user in others:
+        user.replace_input_with(node, copy)
+    return copy
 
 
-def _fold_rms_norm(graph: fx.Graph, node: fx.Node) -> None:
+def _fold_rms_norm(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A product that normalises the rows of one of its factors becomes that; returns what it now is."""
     factors: Any = node.args
     for x, root in (factors, factors[::-1]) if len(factors) == 2 else ():
         eps = _rms_epsilon(x, root)
@@ -87,7 +95,8 @@ def _fold_rms_norm(graph: fx.Graph, node: fx.Node) -> None:
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
         graph.erase_node(node)
-        return
+        return new
+    return node
 
 
 def _rms_epsilon(x: Any, root: Any) -> float | None:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from propagauss.predict.data import reader
-from propagauss.predict.rows import Segment
+from propagauss.predict.reading.data import reader
+from propagauss.predict.reading.rows import Segment
 
 PART_BYTES, PART_ROWS, FEW_ROWS, PARTS = 1 << 24, 1 << 16, 256, 64
 BATCH_BYTES, BATCH_ROWS, FEW_IN_BATCH = 1 << 22, 4096, 16

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from propagauss.errors import InputError, nearest
-from propagauss.predict.data import reader
 from propagauss.predict.model import Model, describe, fit
-from propagauss.predict.rows import Columns, Reader
+from propagauss.predict.reading.data import reader
+from propagauss.predict.reading.rows import Columns, Reader
 
 SHOWN = 12
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from propagauss.errors import InputError
 from propagauss.predict import outputs
-from propagauss.predict.data import cut, reader
 from propagauss.predict.model import Model
 from propagauss.predict.plan import Part, joined
-from propagauss.predict.rows import Piece
+from propagauss.predict.reading.data import cut, reader
+from propagauss.predict.reading.rows import Piece
 from propagauss.predict.select import Selection
-from propagauss.predict.store import Store
+from propagauss.predict.writing.store import Store
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_call
 from propagauss.nodes import mend_readers, reached, remember_origins
-from propagauss.passes.recognise import recognise
 from propagauss.tracing.checks import check_dtypes, check_integers, refuse_training
 from propagauss.tracing.exporting import Wanted, export, export_second_open, is_batched
 from propagauss.tracing.fixed_masks import fix_masks
@@ -96,7 +95,6 @@ def trace(
     fix_masks(graph, constants)
     refuse_training(graph)
     inputs = _inputs(program)
-    recognise(graph, reached(graph, [n for n in inputs if n is not None]))
     check_integers(graph)
     remember_origins(graph)
     results: Any = next(n for n in graph.nodes if n.op == "output").args[0]

@@ -10,7 +10,7 @@ two branches are fused and nothing is lost; elsewhere the independence is the pa
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,13 @@ def independent_sum(mean: Tensor, parts: list[Gaussian]) -> Gaussian:
     """Covariances of independent parts add; every part already has the shape of `mean`."""
     kind = common(parts)
     return Gaussian.of(kind, mean, kind.plus(mean, parts))
+
+
+def stretched(x: Any, shape: Sequence[Any]) -> Any:
+    """Broadcast within each sample, or where there are no samples at all (`Gaussian.expanded` also makes samples)."""
+    if not isinstance(x, Gaussian) or x.shape == torch.Size(shape):
+        return x
+    return x.mapped(x.mean.expand(shape), lambda t: t.expand(shape))
 
 
 @rule(aten.add.Tensor, aten.add.Scalar, operator.add, note="independent terms", sums=True)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
+from propagauss.rules.elementwise.arithmetic import stretched
 from propagauss.rules.facts import state
-from propagauss.rules.matrices.products import stretched
 from propagauss.rules.registry import rule
 
 aten = torch.ops.aten

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
-from propagauss.rules.elementwise.arithmetic import independent_sum, where
+from propagauss.rules.elementwise.arithmetic import independent_sum, stretched, where
 from propagauss.rules.entries.shape import _named
-from propagauss.rules.matrices.products import stretched
 from propagauss.rules.registry import Built, Signature, Site, builder, named, rule
 
 aten = torch.ops.aten

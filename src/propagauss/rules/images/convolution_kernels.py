@@ -12,7 +12,7 @@ from torch import Tensor
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.rules.images.patches import Settings, convolve
 from propagauss.rules.matrices.low_rank import has_low_rank
-from propagauss.rules.matrices.precision import in_full_precision
+from propagauss.rules.precision import in_full_precision
 
 
 def convolution_low_rank(

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.rules.facts import state
 from propagauss.rules.matrices.linear import StoredLayer, linear_layer, read_layer
-from propagauss.rules.matrices.precision import in_full_precision
+from propagauss.rules.precision import in_full_precision
 from propagauss.rules.registry import Built, Site, builder
 
 aten = torch.ops.aten

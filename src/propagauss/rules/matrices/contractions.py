@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
-from propagauss.rules.elementwise.arithmetic import divide, multiply
+from propagauss.rules.elementwise.arithmetic import divide, multiply, stretched
 from propagauss.rules.entries.shape import _named
 from propagauss.rules.facts import state
 from propagauss.rules.matrices.linear import matmul
-from propagauss.rules.matrices.products import Letters, Value, product, reshaped, stretched, sum_of
+from propagauss.rules.matrices.products import Letters, Value, product, reshaped, sum_of
 from propagauss.rules.registry import rule
 
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
-from propagauss.rules.elementwise.arithmetic import independent_sum
-from propagauss.rules.matrices.products import Value, stretched
+from propagauss.rules.elementwise.arithmetic import independent_sum, stretched
+from propagauss.rules.matrices.products import Value
 from propagauss.rules.registry import rule
 from propagauss.rules.statistics.reductions import norm_slope, reduced
 

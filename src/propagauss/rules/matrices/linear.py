@@ -29,8 +29,8 @@ from propagauss.rules.matrices.linear_kernels import (
     linear_random_input,
     second_moment,
 )
-from propagauss.rules.matrices.precision import in_full_precision
 from propagauss.rules.matrices.products import Letters, product, sum_of
+from propagauss.rules.precision import in_full_precision
 from propagauss.rules.registry import Built, Site, builder, rule
 
 aten = torch.ops.aten

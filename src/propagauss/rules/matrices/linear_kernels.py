@@ -13,7 +13,7 @@ from propagauss.gaussian import Gaussian, mean_of
 from propagauss.posteriors.base import Noise
 from propagauss.posteriors.kronecker import probe
 from propagauss.rules.matrices.low_rank import has_low_rank
-from propagauss.rules.matrices.precision import in_full_precision
+from propagauss.rules.precision import in_full_precision
 
 # `others` counts the outputs before and after those whose variance is wanted: matrices of variances have no rows for
 # them, and their variance is given as 0, for nobody to read.

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
-from propagauss.rules.elementwise.arithmetic import independent_sum
-from propagauss.rules.matrices.precision import in_full_precision
+from propagauss.rules.elementwise.arithmetic import independent_sum, stretched
+from propagauss.rules.precision import in_full_precision
 from propagauss.rules.registry import rule
 
 aten = torch.ops.aten
@@ -156,13 +156,6 @@ def _without_copies(operands: Sequence[Value], names: list[Letters]) -> tuple[li
         squeezed.append(reshaped(x, shape) if drop else x)
         kept.append([c for d, c in enumerate(n) if d not in drop])
     return squeezed, kept
-
-
-def stretched(x: Any, shape: Sequence[Any]) -> Any:
-    """Broadcast within each sample, or where there are no samples at all (`Gaussian.expanded` also makes samples)."""
-    if not isinstance(x, Gaussian) or x.shape == torch.Size(shape):
-        return x
-    return x.mapped(x.mean.expand(shape), lambda t: t.expand(shape))
 
 
 def sum_of(mean: Tensor, parts: list[Gaussian]) -> Gaussian:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
-from propagauss.rules.elementwise.arithmetic import independent_sum
-from propagauss.rules.matrices.precision import in_full_precision, widened
-from propagauss.rules.matrices.products import Value, stretched
+from propagauss.rules.elementwise.arithmetic import independent_sum, stretched
+from propagauss.rules.matrices.products import Value
+from propagauss.rules.precision import in_full_precision, widened
 from propagauss.rules.registry import Built, Site, builder, named, rule
 from propagauss.rules.statistics.reductions import reduced
 

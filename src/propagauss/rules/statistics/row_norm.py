@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian, mean_of
-from propagauss.rules.matrices.precision import mean_in_norm
+from propagauss.rules.precision import mean_in_norm
 from propagauss.rules.registry import Built, Site, builder
 from propagauss.rules.statistics.affine import Affine, affine, cross_covariance
 

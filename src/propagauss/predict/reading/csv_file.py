@@ -13,7 +13,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import types
 
 from propagauss.errors import InputError
-from propagauss.predict.rows import Columns, Counted, Piece, Segment, reading
+from propagauss.predict.reading.rows import Columns, Counted, Piece, Segment, reading
 
 BLOCK = 1 << 20
 HEAD = 1 << 22  # a header and a row have to fit in it

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from propagauss.errors import InputError
-from propagauss.predict.rows import Columns, Counted, Piece, Segment, reading
+from propagauss.predict.reading.rows import Columns, Counted, Piece, Segment, reading
 
 BUFFER = 1 << 20  # pages are read through it: a column of a row group need not fit in memory
 

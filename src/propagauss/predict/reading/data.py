@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from propagauss.errors import InputError
-from propagauss.predict.csv_file import CsvReader
-from propagauss.predict.npy_file import NpyReader
-from propagauss.predict.parquet_file import ParquetReader
-from propagauss.predict.rows import Piece, Reader
+from propagauss.predict.reading.csv_file import CsvReader
+from propagauss.predict.reading.npy_file import NpyReader
+from propagauss.predict.reading.parquet_file import ParquetReader
+from propagauss.predict.reading.rows import Piece, Reader
 
 READERS: dict[str, type[Reader]] = {".parquet": ParquetReader, ".csv": CsvReader, ".npy": NpyReader}
 ENDINGS = tuple(READERS)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from propagauss.errors import InputError
-from propagauss.predict.rows import Columns, Counted, Piece, Segment
+from propagauss.predict.reading.rows import Columns, Counted, Piece, Segment
 
 
 class NpyReader:
