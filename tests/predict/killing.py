@@ -19,7 +19,8 @@ import pyarrow as pa
 
 import propagauss.predict.run  # noqa: F401
 from propagauss.errors import InputError
-from propagauss.predict import csv_file, npy_file, parquet_file, predict  # noqa: F401
+from propagauss.predict import predict
+from propagauss.predict.reading import csv_file, npy_file, parquet_file  # noqa: F401
 
 OPTIONS: dict[str, Any] = {"part_rows": 400, "id": "key", "on_nan": "skip", "threads": 1, "progress": False}
 STEPS = ("fsync", "replace", "unlink", "rmdir")

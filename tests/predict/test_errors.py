@@ -17,8 +17,9 @@ from torch import nn
 
 import propagauss as pg
 from propagauss.errors import InputError
-from propagauss.predict import csv_file, predict
+from propagauss.predict import predict
 from propagauss.predict.model import Model, fit, load
+from propagauss.predict.reading import csv_file
 
 FEW = {"part_rows": 100, "batch": 40, "threads": 1, "progress": False}
 NAMES = ("a", "b", "c", "d")

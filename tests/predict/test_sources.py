@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from pyarrow import csv as arrow_csv
 
 from propagauss.errors import InputError
-from propagauss.predict import csv_file, predict
+from propagauss.predict import predict
 from propagauss.predict.plan import consecutive, divide, joined
+from propagauss.predict.reading import csv_file
 from propagauss.predict.reading.data import cut, reader
 from propagauss.predict.reading.rows import Columns, Piece
 

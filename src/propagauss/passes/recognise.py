@@ -71,7 +71,7 @@ def release(graph: fx.Graph, uncertain: AbstractSet[fx.Node]) -> None:
 
 
 def _give_others_a_copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """What else reads the weights, the output of a model say, gets them with their uncertainty; returns what they get."""
+    """What else reads the weights, such as an output, gets them with their uncertainty; returns what they get."""
     others = [user for user in node.users if not _values(node, [user])]
     if not others:
         return node

@@ -11,13 +11,14 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from propagauss.errors import InputError
-from propagauss.predict import assemble, local_engine, ray_engine
+from propagauss.predict import local_engine, ray_engine
 from propagauss.predict.model import digest, load
 from propagauss.predict.options import Options, Summary
 from propagauss.predict.plan import Part, default_batch, default_part_rows, divide
 from propagauss.predict.reading.data import files, fingerprint
 from propagauss.predict.select import select
 from propagauss.predict.work import Task, Worker
+from propagauss.predict.writing import assemble
 from propagauss.predict.writing.store import Store, key, whole
 
 FORMAT = 1  # of the parts and their manifest

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from propagauss.errors import InputError
-from propagauss.predict import outputs
 from propagauss.predict.model import Model
 from propagauss.predict.plan import Part, joined
 from propagauss.predict.reading.data import cut, reader
 from propagauss.predict.reading.rows import Piece
 from propagauss.predict.select import Selection
+from propagauss.predict.writing import outputs
 from propagauss.predict.writing.store import Store
 
 
