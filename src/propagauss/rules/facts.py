@@ -114,8 +114,14 @@ def having(fact: str) -> set[Op]:
 
 
 def is_elementwise(op: Op) -> bool:
-    """Whether an op works entry by entry: as PyTorch tags it, or as it is stated."""
-    return isinstance(op, torch._ops.OpOverload) and (torch.Tag.pointwise in op.tags or facts(op).elementwise)
+    """Whether an op works entry by entry: as PyTorch tags it, or as it is stated.
+
+    A custom op never counts as such, whatever its tags: elementwise functions are differentiated forwards, and the
+    forward derivative of a custom op is zero, without a word.
+    """
+    if not isinstance(op, torch._ops.OpOverload) or is_custom(op):
+        return False
+    return torch.Tag.pointwise in op.tags or facts(op).elementwise
 
 
 def stride_free(op: Op) -> Op:

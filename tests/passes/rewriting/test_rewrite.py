@@ -92,3 +92,26 @@ def test_a_rule_that_fails_is_named_when_streamlining(monkeypatch: pytest.Monkey
     model = nn.Sequential(nn.Linear(3, 4), Exotic(doubled))
     with pytest.raises(pg.UnsupportedOpError, match=r"pgtest\.doubled at '1'"):
         pg.streamline(model, diagonal(model), X)
+
+
+@torch.library.custom_op("pgtest::cubed", mutates_args=(), tags=(torch.Tag.pointwise,))
+def cubed(x: Tensor) -> Tensor:
+    return x**3
+
+
+cubed.register_fake(lambda x: torch.empty_like(x))
+cubed.register_autograd(
+    lambda ctx, g: g * 3 * ctx.saved_tensors[0] ** 2,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+@pytest.mark.parametrize("activation", ["linearise", "moments"])
+def test_a_custom_op_that_is_tagged_elementwise(covariance: str, activation: str) -> None:
+    """The forward derivative of a custom op is zero without a word; it must not end as no variance."""
+    model = nn.Sequential(nn.Linear(3, 4), Exotic(cubed)).double().eval()
+    x, small = X.double(), pg.DiagonalPosterior({n: 1e-8 * torch.rand_like(p) for n, p in model.named_parameters()})
+    got = pg.streamline(model, small, x, covariance=covariance, activation=activation)(x)  # type: ignore[arg-type]
+    layer = pg.streamline(model[:1], small, x)(x)
+    torch.testing.assert_close(got.variance, layer.variance * (3 * layer.mean**2) ** 2, rtol=1e-5, atol=0)

@@ -8,7 +8,7 @@ else one of the strategies emits what stands for it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ aten = torch.ops.aten
 
 def rewrite(traced: Traced, posterior: Posterior | None, options: Options) -> Streamlined:
     """The streamlined network. An op whose rule turns out not to fit it is linearised by its own Jacobian instead."""
-    failed: set[fx.Node] = set()
+    failed: dict[fx.Node, Exception] = {}
     while True:
         rewriter = Rewriter(traced, posterior, options, failed)
         net = rewriter.run()
@@ -52,14 +52,14 @@ def rewrite(traced: Traced, posterior: Posterior | None, options: Options) -> St
         if culprit is None or culprit in failed:
             why = f"has no rule, and cannot be differentiated: {type(failure.error).__name__}: {failure.error}"
             raise unsupported([(culprit or failure.node, why)]) from failure.error
-        failed.add(culprit)
+        failed[culprit] = failure.error
 
 
 class Rewriter:
     """One walk over the traced graph; the ops in `failed` have rules that did not run on the example."""
 
     def __init__(
-        self, traced: Traced, posterior: Posterior | None, options: Options, failed: AbstractSet[fx.Node] = frozenset()
+        self, traced: Traced, posterior: Posterior | None, options: Options, failed: Mapping[fx.Node, Exception]
     ):
         self.traced, self.options, self.failed = traced, options, failed
         self.names = set() if posterior is None else set(posterior.names)
@@ -200,7 +200,9 @@ class Rewriter:
         strategies = FOR_FAILED if node in self.failed else STRATEGIES
         emitted = next(filter(None, (strategy(site) for strategy in strategies)), None)
         if emitted is None:
-            self.unsupported.append((node, "has no rule"))
+            error = self.failed.get(node)
+            why = "has no rule" if error is None else f"has a rule that fails: {type(error).__name__}: {error}"
+            self.unsupported.append((node, why))
             new.env[node] = new.graph.placeholder(node.name)  # never run: an error is on its way
             return
         value = emitted.value

@@ -14,6 +14,7 @@ from torch import fx
 from propagauss.nodes import is_assertion, shape_of
 from propagauss.rules.elementwise.piecewise import RULES
 from propagauss.rules.facts import facts
+from propagauss.rules.facts import is_elementwise as works_entry_by_entry
 
 aten = torch.ops.aten
 
@@ -32,7 +33,7 @@ def is_decision(node: fx.Node) -> bool:
 def is_elementwise(node: fx.Node) -> bool:
     """Whether the op works entry by entry: as PyTorch tags it, or as it is known here (casts, `where` of a number)."""
     op = node.target
-    return op in RULES or (isinstance(op, torch._ops.OpOverload) and torch.Tag.pointwise in op.tags)
+    return op in RULES or works_entry_by_entry(op)
 
 
 def is_constant(node: fx.Node) -> bool:
