@@ -186,17 +186,17 @@ def convolution_layer(
     """
     size, start = len(terms), joint.shape[0] - (channels or 0)
     result = torch.zeros(size, size, dtype=torch.float64)
-    values, mean, carried, spread = weight.tolist(), m.tolist(), c.tolist(), joint.tolist()  # plain numbers are faster
+    values, mean, carried, cov = weight.tolist(), m.tolist(), c.tolist(), joint.tolist()  # plain numbers are faster
     for k, l in itertools.product(range(size), repeat=2):
         total = 0.0
         for (w, i), (u, j) in itertools.product(terms[k], terms[l]):
-            cov_w = spread[w][u] if start else 0.0
+            cov_w = cov[w][u] if start else 0.0
             total += mean[i] * mean[j] * cov_w + values[w] * values[u] * carried[i][j] + carried[i][j] * cov_w
         if channels is not None:
             b_k, b_l = start + k * channels // size, start + l * channels // size
-            total += spread[b_k][b_l]
+            total += cov[b_k][b_l]
             if start:
-                total += sum(mean[i] * spread[w][b_l] for w, i in terms[k])
-                total += sum(mean[j] * spread[u][b_k] for u, j in terms[l])
+                total += sum(mean[i] * cov[w][b_l] for w, i in terms[k])
+                total += sum(mean[j] * cov[u][b_k] for u, j in terms[l])
         result[k, l] = total
     return result

@@ -360,12 +360,12 @@ def test_copies_share_the_structure(structure: str) -> None:
 def test_gradients_through_the_algebra(structure: str) -> None:
     g = example(structure, event=(3,))
     make = pg.Gaussian.full if structure == "full" else pg.Gaussian.diagonal
-    spread = g.covariance if structure == "full" else g.variance
+    stored = g.covariance if structure == "full" else g.variance
 
     def forward(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         x = make(m, s)
         y = x.scaled(m.sin(), m.cos()).mapped(m.sin().sum(1, True), lambda t: t.sum(1, True))
         return y.mean, y.covariance
 
-    leaves = (g.mean.clone().requires_grad_(), spread.clone().requires_grad_())
+    leaves = (g.mean.clone().requires_grad_(), stored.clone().requires_grad_())
     assert torch.autograd.gradcheck(forward, leaves)

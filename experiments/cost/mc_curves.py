@@ -20,6 +20,8 @@ from tqdm import tqdm
 from propagauss.demo.methods import mixture_log_density
 from propagauss.posteriors import Posterior
 
+NLPD_STDDEV, SECOND_STDDEV = "nlpd_spread", "second_spread"  # their names in stored results
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -74,7 +76,7 @@ class Target:
 def curve(
     draws: Draws, x: Tensor, target: Target, counts: Sequence[int], title: str = "draws"
 ) -> list[dict[str, float]]:
-    """For each number of draws (multiples of the first): mean and spread of the metrics of separate predictions."""
+    """For each number of draws (multiples of the first): mean and standard deviation of the metrics of separate predictions."""
     block, total = counts[0], counts[-1]
     found = draws.outputs(x, block, total)
     shown = tqdm(found, desc=title, total=total // block, leave=False, disable=None)
@@ -86,14 +88,14 @@ def _at(logs: Tensor, means: Tensor, target: Target, count: int, blocks: int) ->
     groups = len(logs) // blocks
     parts = (slice(g * blocks, (g + 1) * blocks) for g in range(groups))
     nlpd, second = zip(*(target.metrics(logs[p], means[p]) for p in parts), strict=True)
-    spread = (lambda v: statistics.stdev(v)) if groups > 1 else (lambda v: None)
+    stddev = (lambda v: statistics.stdev(v)) if groups > 1 else (lambda v: None)
     return {
         "samples": count,
         "predictions": groups,
         "nlpd": statistics.fmean(nlpd),
-        "nlpd_spread": spread(nlpd),
+        NLPD_STDDEV: stddev(nlpd),
         "second": statistics.fmean(second),
-        "second_spread": spread(second),
+        SECOND_STDDEV: stddev(second),
     }
 
 

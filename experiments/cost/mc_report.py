@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.cost.mc_curves import reaches, saturation
+from experiments.cost.mc_curves import NLPD_STDDEV, reaches, saturation
 from experiments.frame.experiment import Record, Section
 from experiments.published import mc_samples as published
 from experiments.report import html
@@ -96,7 +96,7 @@ def _plot(curves: Sequence[Curve]) -> str:
             axis.set_visible(False)
         for axis, c in zip(axes.flat, curves, strict=False):
             x, y = [p["samples"] for p in c.points], [p["nlpd"] for p in c.points]
-            error = [p["nlpd_spread"] or 0.0 for p in c.points]
+            error = [p[NLPD_STDDEV] or 0.0 for p in c.points]
             style = {"color": plots.COLOURS["sampling"], "markersize": 3, "linewidth": 1, "capsize": 2}
             axis.errorbar(x, y, error, fmt="o-", **style)
             axis.axhline(c.ours["nlpd"], color=plots.COLOURS[plots.OURS], linewidth=1.6)
@@ -168,10 +168,10 @@ def _saturation(curves: Sequence[Curve], family: str, kind: str) -> str:
     late = [f"{c.record['name']} ({c.saturates:,})" for c in curves if c.saturates > claim]
     text = f"sampling is {within} of its end with {claim:,} draws, as the paper says, on {len(good)} of {len(curves)}"
     text += f"; later: {', '.join(late)}" if late else ""
-    spreads = [p["nlpd_spread"] for c in curves for p in c.points if p["samples"] == used and p["nlpd_spread"]]
-    if spreads:
+    stddevs = [p[NLPD_STDDEV] for c in curves for p in c.points if p["samples"] == used and p[NLPD_STDDEV]]
+    if stddevs:
         text += f"; with the paper's {used:,} draws two predictions differ by a standard deviation of "
-        text += f"{statistics.median(spreads):.4f} in NLPD" + (" (median)" if len(spreads) > 1 else "")
+        text += f"{statistics.median(stddevs):.4f} in NLPD" + (" (median)" if len(stddevs) > 1 else "")
     costs = [used * c.cost for c in curves]
     text += f" and cost {_times(statistics.median(costs))} one streamlined pass"
     return text + "."

@@ -130,13 +130,13 @@ def section(records: dict[str, Record]) -> Section:
         for i, name in enumerate([*(n for n in theirs if n in times), *(n for n in times if n not in theirs)]):
             t = times[name]
             paper = _text(_published(key, name)) if name in theirs else ""
-            spread = "" if name == "MAP" else f"{_text(t['low'])} to {_text(t['high'])}"
+            quartiles = "" if name == "MAP" else f"{_text(t['low'])} to {_text(t['high'])}"
             cells = [
                 _WORDS[key] if i == 0 else "",
                 html.Cell(name, number=False),
                 html.Cell(_text(t["median"]), paper),
             ]
-            lines.append(html.Line([*cells, spread], ours=name.startswith("ours"), start=i == 0))
+            lines.append(html.Line([*cells, quartiles], ours=name.startswith("ours"), start=i == 0))
         sentences.append(_reading(key, record))
     head = ["model", "method", "time / plain forward", "quartiles"]
     return Section(html.table(head, lines, _CAPTION), sentences)

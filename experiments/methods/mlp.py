@@ -100,7 +100,7 @@ class LayerwiseGLM:
     """`N(f(x), J Σ Jᵀ)` for linear layers and ReLUs in sequence: `baselines.GLM` without the Jacobians.
 
     The covariance goes from layer to layer, `C ← W C Wᵀ + noise(a)`, with `a` the layer's input at the mean weights.
-    Streamlining in the full structure is the same but for `noise`, which there also sees the spread of `a`.
+    Streamlining in the full structure is the same but for `noise`, which there also sees the covariance of `a`.
     """
 
     def __init__(self, model: nn.Sequential, posterior: Posterior):

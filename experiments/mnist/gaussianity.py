@@ -91,10 +91,10 @@ def measure_layer(context: Context, case: Case, layer: int, x: Tensor) -> dict[s
                 continue
             w, v = weight[k, i].item(), variance.reshape(weight.shape)[k, i].item()
             product = drawn[:, i] * (w + math.sqrt(v) * torch.randn(len(drawn), generator=generator))
-            mean, spread = analytic(inputs.mean[n, i].item(), inputs.variance[n, i].item(), w, v)
-            numbers.append(compare(product.double(), mean, spread))
+            mean, second = analytic(inputs.mean[n, i].item(), inputs.variance[n, i].item(), w, v)
+            numbers.append(compare(product.double(), mean, second))
             if len(shown) < SHOWN and place not in {s["place"] for s in shown}:
-                shown.append({"place": place, "weight": f"W[{k}, {i}]"} | histogram(product.double(), mean, spread))
+                shown.append({"place": place, "weight": f"W[{k}, {i}]"} | histogram(product.double(), mean, second))
     table = {key: torch.tensor([c[key] for c in numbers], dtype=torch.float64) for key in numbers[0]} if numbers else {}
     middle = {key: {q: v.quantile(p).item() for q, p in QUANTILES.items()} for key, v in table.items()}
     return {
@@ -123,13 +123,13 @@ def draw_activations(case: Case, layer: int, x: Tensor, draws: int, generator: t
     if layer == 2:
         return hidden
     second: Any = case.model[2]
-    spread = bound.noise("2.weight", "2.bias").variance(hidden).clamp(min=0).sqrt()
-    return (second(hidden) + spread * torch.randn(spread.shape, generator=generator)).relu()
+    stddev = bound.noise("2.weight", "2.bias").variance(hidden).clamp(min=0).sqrt()
+    return (second(hidden) + stddev * torch.randn(stddev.shape, generator=generator)).relu()
 
 
-def analytic(mean: float, variance: float, weight: float, spread: float) -> tuple[float, float]:
+def analytic(mean: float, variance: float, weight: float, weight_variance: float) -> tuple[float, float]:
     """Mean and variance of the product of independent `a` and `W`, as the linear rule has them."""
-    return mean * weight, variance * (spread + weight**2) + spread * mean**2
+    return mean * weight, variance * (weight_variance + weight**2) + weight_variance * mean**2
 
 
 def compare(product: Tensor, mean: float, variance: float) -> dict[str, float]:
@@ -219,7 +219,7 @@ def _reading(where: str, part: Record) -> str:
         f"{numbers['total_variation']['median']:.2f} in the median ({numbers['total_variation']['high']:.2f} at the "
         f"90% quantile), with {skewed} ({numbers['skewness']['median']:.2f}); our variance is "
         f"{numbers['variance_ratio']['median']:.2f} times the true one. In {part['off']:.0%} of all pairs the unit is "
-        f"off at the mean and we have no spread at all."
+        f"off at the mean and we have no variance at all."
     )
 
 

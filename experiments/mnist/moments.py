@@ -118,7 +118,7 @@ def readings(name: str, record: Record) -> list[str]:
     if far > 0 and far > 2 * abs(near):
         lines.append(
             f"{TITLES[name]}: moment matching is {far:.4f} worse at a prior precision of {wide['prior_precision']:.2g} "
-            f"and {near:+.4f} at {narrow['prior_precision']:.2g}. Its mean takes part of the spread before each "
+            f"and {near:+.4f} at {narrow['prior_precision']:.2g}. Its mean takes in part of the variance before each "
             "activation, and a scale fitted at the end cannot take that back."
         )
     return lines

@@ -169,9 +169,9 @@ def _both(found: Mapping[str, Any]) -> str:
 
 def _accuracies(found: Mapping[str, Any]) -> str:
     shown = [found[name]["accuracy"] for name in CURVES if name in found]
-    spread = max(max(at) - min(at) for at in zip(*shown, strict=True))
+    most = max(max(at) - min(at) for at in zip(*shown, strict=True))
     paper = max(max(at) - min(at) for at in zip(*published.ACC.values(), strict=True))
-    return f"Accuracies of the methods drawn differ by at most {spread:.3f} at any angle (paper: {paper:.3f})."
+    return f"Accuracies of the methods drawn differ by at most {most:.3f} at any angle (paper: {paper:.3f})."
 
 
 def _confidence(found: Mapping[str, Any], angles: Sequence[int]) -> str:

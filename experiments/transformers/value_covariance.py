@@ -40,13 +40,13 @@ def _kind(context: Context, name: str, kind: Kind, validation: Batches, test: Ba
     """Scores with either, and how far the standard deviations of the logits are apart."""
     model, posterior = tuned(context, name, "attention", kind)
     inputs, y = [x for x, _ in test], torch.cat([y for _, y in test])
-    scores, spreads = {}, {}
+    scores, stddevs = {}, {}
     for kept in KEPT:
         net = Remembered(streamline(model, posterior, inputs[0][:2], attention=kept))
         predictors = _gaussian(net, "ours", kind, "", validation, LINKS, (True,))
         scores[kept] = [score(p.label, p(inputs).double(), y).as_dict() for p in predictors]
-        spreads[kept] = torch.cat([net(x).stddev for x in inputs])
-    ratio = spreads["covariance"] / spreads["variance"]
+        stddevs[kept] = torch.cat([net(x).stddev for x in inputs])
+    ratio = stddevs["covariance"] / stddevs["variance"]
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=ratio.dtype)
     low, median, high = ratio.flatten().quantile(levels).tolist()
     return {"scores": scores, "stddev_ratio": {"low": low, "median": median, "high": high}}

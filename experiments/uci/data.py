@@ -100,8 +100,8 @@ def _standardise(x: np.ndarray, y: np.ndarray, parts: Sequence[np.ndarray]) -> S
     train = parts[0]
     mean = np.nanmean(x[train], 0)
     x = np.where(np.isnan(x), mean, x)
-    spread = x[train].std(0)
-    x = (x - mean) / np.where(spread > 1e-12, spread, 1)
+    stddev = x[train].std(0)
+    x = (x - mean) / np.where(stddev > 1e-12, stddev, 1)
     y = ((y - y[train].mean()) / y[train].std())[:, None]
 
     def pair(rows: np.ndarray) -> Pair:

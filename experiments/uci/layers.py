@@ -4,7 +4,7 @@
     GLM layer by layer:  the same with Σ cut into one block per layer
     ours:                those blocks, and the terms of second order of a random input times a random weight
 
-Each with its scale fitted, so that the three differ only in how variance is spread over the points.
+Each with its scale fitted, so that the three differ only in how variance is shared out among the points.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 from experiments.frame.experiment import Record
 from experiments.methods.mlp import LayerwiseGLM
-from experiments.uci.methods import gaussian_scores
+from experiments.uci.methods import STDDEV, gaussian_scores
 from experiments.uci.posteriors import Fitted
 from propagauss.demo.data import Split
 from propagauss.engines.streamline import streamline
@@ -28,7 +28,7 @@ JOINT, LAYERS, OURS, MOMENTS = "GLM", "GLM layer by layer", "ours", "ours, momen
 
 
 def compare(fitted: Fitted, split: Split) -> dict[str, Any]:
-    """NLPD on the test part with a fitted scale, and the spread at scale 1, of each."""
+    """NLPD on the test part with a fitted scale, and the standard deviation at scale 1, of each."""
     assert isinstance(fitted.model, nn.Sequential)
     model, example = fitted.model, split.test[0][:2]
     makers: dict[str, Callable[[], Any]] = {
@@ -41,16 +41,16 @@ def compare(fitted: Fitted, split: Split) -> dict[str, Any]:
     for name, make in makers.items():
         with torch.no_grad():
             scaled = gaussian_scores(name, make(), fitted, split)[1].as_dict()
-        found[name] = {key: scaled[key] for key in ("nlpd", "rmse", "scale", "spread")}
+        found[name] = {key: scaled[key] for key in ("nlpd", "rmse", "scale", STDDEV)}
     return found
 
 
 def mean(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Over the folds that were measured: NLPD; medians of scale and spread."""
+    """Over the folds that were measured: NLPD; medians of scale and standard deviation."""
     scores = [r["scores"] for r in records]
     return {
         name: {"nlpd": statistics.fmean(s[name]["nlpd"] for s in scores)}
-        | {key: statistics.median(s[name][key] for s in scores) for key in ("scale", "spread")}
+        | {key: statistics.median(s[name][key] for s in scores) for key in ("scale", STDDEV)}
         for name in scores[0]
     }
 

@@ -27,6 +27,7 @@ from propagauss.predictive.regressor import Regressor
 
 ROWS = 256  # inputs that are predicted at once
 EQUAL = 1e-6  # the same mean computed in two ways differs by rounding only, which a test would call significant
+STDDEV = "spread"  # its name in stored results
 SCALE_DRAWS, SCALE_POINTS = 200, 1000  # for the scale of sampling, which needs all draws at every trial
 
 
@@ -39,7 +40,7 @@ class Score:
     errors: Tensor
     noise: float
     scale: float | None = None
-    spread: float | None = None  # median standard deviation of the latent, at scale 1
+    stddev: float | None = None  # median standard deviation of the latent, at scale 1
 
     @property
     def at_bound(self) -> bool:
@@ -52,7 +53,7 @@ class Score:
             "noise": self.noise,
             "scale": self.scale,
             "at_bound": self.at_bound,
-            "spread": self.spread,
+            STDDEV: self.stddev,
             "worst": self.losses.max().item(),
         }
 
@@ -73,17 +74,17 @@ def sampling_scores(name: str, fitted: Fitted, split: Split, samples: int, seed:
     latents = sampled(sampler, x)
     variance = latents.var(0) + fitted.noise**2
     normal = 0.5 * ((y - latents.mean(0)).square() / variance + variance.log() + math.log(2 * math.pi))
-    spread = latents.std(0).median().item()
+    stddev = latents.std(0).median().item()
     mixture = -mixture_log_density(latents, y.double(), fitted.noise)
     scores = [
-        _score(f"{name} sampling", mixture, latents.mean(0) - y, fitted.noise, 1.0, spread),
-        _score(f"{name} sampling, one Gaussian", normal, latents.mean(0) - y, fitted.noise, 1.0, spread),
+        _score(f"{name} sampling", mixture, latents.mean(0) - y, fitted.noise, 1.0, stddev),
+        _score(f"{name} sampling, one Gaussian", normal, latents.mean(0) - y, fitted.noise, 1.0, stddev),
     ]
     latents = sampled(sampler.rescaled(scale), x)
     mixture = -mixture_log_density(latents, y.double(), fitted.noise)
     return [
         *scores,
-        _score(f"{name} sampling, scale fitted", mixture, latents.mean(0) - y, fitted.noise, scale, spread),
+        _score(f"{name} sampling, scale fitted", mixture, latents.mean(0) - y, fitted.noise, scale, stddev),
     ]
 
 
@@ -126,29 +127,29 @@ def our_scores(name: str, fitted: Fitted, split: Split) -> list[Score]:
 def gaussian_scores(name: str, net: Callable[[Tensor], Gaussian], fitted: Fitted, split: Split) -> list[Score]:
     latents, scores = Remembered(net), []
     validation, test = _batches(split.validation), _batches(split.test)
-    spread = torch.cat([latents(x).variance for x, _ in test]).sqrt().median().item()
+    stddev = torch.cat([latents(x).variance for x, _ in test]).sqrt().median().item()
     for fit in (False, True):
         regressor = Regressor(latents, fitted.noise)
         if fit:
             regressor.fit_scale(validation, progress=False)
-        scores.append(_normal(name + ", scale fitted" * fit, regressor, split, spread, test))
+        scores.append(_normal(name + ", scale fitted" * fit, regressor, split, stddev, test))
     return scores
 
 
 @torch.no_grad()
 def _normal(
-    name: str, regressor: Regressor, split: Split, spread: float | None, test: Sequence[Any] | None = None
+    name: str, regressor: Regressor, split: Split, stddev: float | None, test: Sequence[Any] | None = None
 ) -> Score:
     found = [(regressor(x), y) for x, y in test or _batches(split.test)]
     losses = torch.cat([-p.log_prob(y) for p, y in found])
     errors = torch.cat([p.mean - y for p, y in found])
-    return _score(name, losses, errors, float(regressor.noise), None if spread is None else regressor.scale, spread)
+    return _score(name, losses, errors, float(regressor.noise), None if stddev is None else regressor.scale, stddev)
 
 
 def _score(
-    name: str, losses: Tensor, differences: Tensor, noise: float, scale: float | None, spread: float | None
+    name: str, losses: Tensor, differences: Tensor, noise: float, scale: float | None, stddev: float | None
 ) -> Score:
-    return Score(name, losses.flatten().double(), differences.flatten().double().square(), noise, scale, spread)
+    return Score(name, losses.flatten().double(), differences.flatten().double().square(), noise, scale, stddev)
 
 
 def _batches(pair: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from experiments.frame.experiment import Record
 from experiments.published import uci as published
 from experiments.uci import layers as uci_layers
+from experiments.uci.methods import STDDEV
 from experiments.uci.summary import FITTED, PAPER, Summary, bold_counts
 
 NEAR = 0.005  # difference in NLPD called none
@@ -98,15 +99,15 @@ def _glm(sets: Sequence[Summary]) -> str:
     """Why GLM is bold more often than in the paper, if it is."""
     group = PAPER["LA"]
     lost = [s for s in sets if not published.NLPD[s.name]["LA GLM"][2]]
-    mended = [s for s in lost if s.bold("nlpd", group)["LA GLM"]]
-    if not mended:
+    regained = [s for s in lost if s.bold("nlpd", group)["LA GLM"]]
+    if not regained:
         return ""
-    changes = [s.mean("nlpd", "LA GLM, scale fitted") - s.mean("nlpd", "LA GLM") for s in mended]
+    changes = [s.mean("nlpd", "LA GLM, scale fitted") - s.mean("nlpd", "LA GLM") for s in regained]
     return (
         f"In the paper GLM is not bold on {_list([s.name for s in lost])}; here it is on "
-        f"{_list([s.name for s in mended])}. A fitted scale would change its NLPD there by {min(changes):+.3f} to "
+        f"{_list([s.name for s in regained])}. A fitted scale would change its NLPD there by {min(changes):+.3f} to "
         f"{max(changes):+.3f}: with prior precision and noise from the marginal likelihood GLM has nothing for a scale "
-        "to mend."
+        "to correct."
     )
 
 
@@ -116,8 +117,8 @@ def _second_order(layers: Mapping[str, Sequence[Record]]) -> str:
         return ""
     means = {name: uci_layers.mean(records) for name, records in layers.items()}
     change = {n: m[uci_layers.OURS]["nlpd"] - m[uci_layers.LAYERS]["nlpd"] for n, m in means.items()}
-    wider = statistics.median(m[uci_layers.OURS]["spread"] / m[uci_layers.LAYERS]["spread"] for m in means.values())
-    cut = statistics.median(m[uci_layers.LAYERS]["spread"] / m[uci_layers.JOINT]["spread"] for m in means.values())
+    wider = statistics.median(m[uci_layers.OURS][STDDEV] / m[uci_layers.LAYERS][STDDEV] for m in means.values())
+    cut = statistics.median(m[uci_layers.LAYERS][STDDEV] / m[uci_layers.JOINT][STDDEV] for m in means.values())
     worse, better = ([n for n, c in change.items() if sign * c > NEAR] for sign in (1, -1))
     matched = {n: m[uci_layers.MOMENTS]["nlpd"] - m[uci_layers.OURS]["nlpd"] for n, m in means.items()}
     return (
@@ -134,9 +135,10 @@ def _blame(share: float) -> str:
     if share > 0.75:
         return "it is the fit of a scale that costs"
     if share < 0.25:
-        return "it is not the fit of a scale, but how its variance is spread over the points"
+        return "it is not the fit of a scale, but how its variance is shared out among the points"
     return (
-        f"{100 * share:.0f}% of it comes with the fit of a scale, the rest from how its variance is spread over points"
+        f"{100 * share:.0f}% of it comes with the fit of a scale, the rest from how its variance is shared out among the "
+        "points"
     )
 
 
@@ -178,7 +180,7 @@ def _widths(sets: Sequence[Summary]) -> list[str]:
     found = []
     for kind in ("LA", "MFVI"):
         sampling, ours = (
-            statistics.median(s.median("spread", f"{kind} {m}") / s.median("spread", f"{kind} GLM") for s in sets)
+            statistics.median(s.median(STDDEV, f"{kind} {m}") / s.median(STDDEV, f"{kind} GLM") for s in sets)
             for m in ("sampling", "ours")
         )
         scale = statistics.median(s.median("scale", f"{kind} ours") for s in sets)

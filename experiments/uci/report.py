@@ -9,6 +9,7 @@ from experiments.published import uci as published
 from experiments.report import html
 from experiments.uci import layers as uci_layers
 from experiments.uci.data import CHOICES, SETS
+from experiments.uci.methods import STDDEV
 from experiments.uci.posteriors import PROTOCOL
 from experiments.uci.readings import readings
 from experiments.uci.summary import FITTED, PAPER, Summary, bold_counts, mean_ranks, summaries
@@ -57,8 +58,8 @@ def _paper_table(sets: Sequence[Summary], metric: str, paper: Published) -> str:
 
 
 def _value(paper: Published, name: str, method: str) -> str:
-    mean, spread, _ = paper[name][method]
-    return f"{mean:.3f} ± {spread:.3f}"
+    mean, stddev, _ = paper[name][method]
+    return f"{mean:.3f} ± {stddev:.3f}"
 
 
 def paper_count(paper: Published, method: str) -> str:
@@ -92,18 +93,18 @@ def _behind(sets: Sequence[Summary]) -> str:
         cells = ["-".join(map(str, info.sizes)), str(info.parameters), "/".join(str(v) for v in parts.values())]
         for kind in ("LA", "MFVI"):
             ours = f"{kind} ours"
-            spreads = [s.median("spread", f"{kind} {m}") for m in ("sampling", "GLM", "ours")]
+            stddevs = [s.median(STDDEV, f"{kind} {m}") for m in ("sampling", "GLM", "ours")]
             cells += [
                 f"{s.median('noise', ours):.2f}",
-                " / ".join(f"{v:.2f}" for v in spreads),
+                " / ".join(f"{v:.2f}" for v in stddevs),
                 f"{s.median('scale', ours):.2g}",
                 str(s.at_bound(ours)),
             ]
         lines.append(html.Line([s.name, *cells]))
-    own = ["noise", "spread", "scale", "at bound"]
+    own = ["noise", "sd", "scale", "at bound"]
     head = ["set", "network", "weights", "train/val/test", *(f"{kind} {c}" for kind in ("LA", "MFVI") for c in own)]
     caption = (
-        "Medians over folds. Spread: median over test points of the standard deviation of the latent as it is, for "
+        "Medians over folds. Sd: median over test points of the standard deviation of the latent as it is, for "
         "sampling / GLM / ours. Scale: that of ours, fitted; at bound: folds in which it ended at the end of its range."
     )
     return html.table(head, lines, caption)
@@ -115,7 +116,7 @@ def _layers(layers: Mapping[str, Sequence[Record]]) -> str:
     for method in next(iter(found.values())):
         mine, ours = [f[method] for f in found.values()], "ours" in method
         lines.append(html.Line([f"{method}: NLPD", *(f"{m['nlpd']:.3f}" for m in mine)], ours, True))
-        lines.append(html.Line(["spread", *(f"{m['spread']:.2f}" for m in mine)], ours))
+        lines.append(html.Line(["sd", *(f"{m[STDDEV]:.2f}" for m in mine)], ours))
         lines.append(html.Line(["scale", *(f"{m['scale']:.2g}" for m in mine)], ours))
     caption = (
         "LA, first fold (servo: all), each with its scale fitted on the validation part. Layer by layer: GLM with the "

@@ -1,4 +1,4 @@
-"""The stored folds of one UCI set, taken together: means, spreads over folds and which methods are the best."""
+"""The stored folds of one UCI set, taken together: means, standard deviations over folds and which methods are the best."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Summary:
     def text(self, metric: str, method: str) -> str:
         """Mean and standard deviation over folds, as the paper prints them."""
         values = self.values(metric, method)
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        return f"{statistics.fmean(values):.3f} ± {spread:.3f}"
+        stddev = statistics.stdev(values) if len(values) > 1 else 0.0
+        return f"{statistics.fmean(values):.3f} ± {stddev:.3f}"
 
     def bold(self, metric: str, methods: Sequence[str]) -> dict[str, bool]:
         """By a paired t-test over the test points of all folds."""

@@ -24,7 +24,7 @@ def as_call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def arguments(*inputs: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call that `inputs` stand for: a lone tuple or list is spread out as `*x`, a lone mapping as `**x`."""
+    """The call that `inputs` stand for: a lone tuple or list is unpacked as `*x`, a lone mapping as `**x`."""
     if named or len(inputs) != 1:
         return inputs, named
     (x,) = inputs

@@ -59,16 +59,16 @@ class Heads(nn.Module):
     def __init__(self, form: str) -> None:
         super().__init__()
         self.form = form
-        self.body, self.mean, self.spread = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+        self.body, self.mean, self.stddev = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Any:
         h = torch.relu(self.body(x))
-        mean, spread = self.mean(h), F.softplus(self.spread(h))
+        mean, stddev = self.mean(h), F.softplus(self.stddev(h))
         if self.form == "tuple":
-            return mean, spread
+            return mean, stddev
         if self.form == "dict":
-            return {"mean": mean, "spread": spread, "input": x}
-        return {"both": (mean, [spread]), "label": mean.argmax(-1), "none": None}
+            return {"mean": mean, "stddev": stddev, "input": x}
+        return {"both": (mean, [stddev]), "label": mean.argmax(-1), "none": None}
 
 
 class TiedDecoder(nn.Module):
@@ -315,8 +315,8 @@ def test_mean_is_the_models_output(name: str, kind: str, covariance: str, dtype:
     net = pg.streamline(model, posterior_for(model, kind, MODELS[name].names), x, covariance=covariance)
     out = net(*x)
     assert_same_mean(out, model(*x), **TOLERANCE[dtype])
-    spread = [g.variance for g in leaves(out) if isinstance(g, pg.Gaussian)]
-    assert any(v.max() > 0 for v in spread)
+    variances = [g.variance for g in leaves(out) if isinstance(g, pg.Gaussian)]
+    assert any(v.max() > 0 for v in variances)
 
 
 def test_every_activation_is_tried() -> None:

@@ -90,7 +90,7 @@ def test_any_length_or_a_clear_error(model: Model) -> None:
 
 
 @EACH
-def test_spread_is_close_to_sampled_weights(model: Model) -> None:
+def test_variance_is_close_to_sampled_weights(model: Model) -> None:
     """Under a small variance; the docs have the numbers, and say what is left out."""
     make(model)
     assert 0.6 < ratio(model, samples=50) < 1.6
@@ -115,7 +115,7 @@ def test_padding(model: Model, side: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["BERT", "Llama"])
-def test_eager_attention_gives_the_same_spread(name: str) -> None:
+def test_eager_attention_gives_the_same_variance(name: str) -> None:
     fused, eager = make(BY_NAME[name])[1], make(BY_NAME[f"{name}, eager attention"])[1]
     x = tokens(1)
     x["attention_mask"][:, -1] = 0

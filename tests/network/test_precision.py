@@ -1,4 +1,4 @@
-"""Half precision: spreads stay in float32 under torch.autocast."""
+"""Half precision: variances stay in float32 under torch.autocast."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_predictions() -> None:
 
 @pytest.mark.parametrize(("make", "shape"), CASES)
 def test_a_model_in_bfloat16(make: Any, shape: tuple[int, ...]) -> None:
-    """All of it in that precision, spreads too: nothing asks for another."""
+    """All of it in that precision, variances too: nothing asks for another."""
     model, x = make().eval().bfloat16(), torch.randn(shape).bfloat16()
     net = pg.streamline(model, posterior(model), x)
     with torch.no_grad():

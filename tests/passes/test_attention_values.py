@@ -1,7 +1,7 @@
 """Attention as models write it, against the paper's sums: `Var(y)` through values, mixing and output projection.
 
-Queries and keys enter by their mean; tokens and heads are independent. `attention="covariance"` keeps the covariance of
-the values within a head up to the output projection, `"variance"` drops it.
+Queries and keys are fixed at their means; tokens and heads are independent. `attention="covariance"` keeps the
+covariance of the values within a head up to the output projection, `"variance"` drops it.
 """
 
 from __future__ import annotations
@@ -468,7 +468,7 @@ def test_covariance_exported_compiled_and_split_equal_eager(style: str) -> None:
 
 
 def test_joint_covariance_goes_through_attention() -> None:
-    """`covariance="full"` keeps tokens and heads together; queries and keys are still taken at their mean."""
+    """`covariance="full"` keeps tokens and heads together; queries and keys are still fixed at their means."""
     module, m = make("separate"), make_input(uncertain=False)
     x = pg.Gaussian(m, covariance=random_psd(TOKENS * WIDTH, BATCH, 0.3, torch.Generator().manual_seed(6)))
     g = pg.streamline(module, None, x, covariance="full")(x)

@@ -11,15 +11,15 @@ from passes.test_attention_values import WIDTH, make, make_input, make_variances
 from small_models import SEQUENCE, TINY, layer, model_of, small
 
 
-def test_queries_and_keys_of_a_fused_projection_get_no_spread() -> None:
+def test_queries_and_keys_of_a_fused_projection_get_no_variance() -> None:
     module, x = make("GPT-2"), make_input(uncertain=True)
     for names in ((), ("c_attn.weight", "c_attn.bias")):
         posterior = pg.DiagonalPosterior(make_variances(module, names)) if names else None
         net = pg.streamline(module, posterior, x)
-        assert f"spread of outputs {2 * WIDTH} to {3 * WIDTH - 1} only" in str(net.plan)
+        assert f"variance of outputs {2 * WIDTH} to {3 * WIDTH - 1} only" in str(net.plan)
 
 
-def test_parts_that_are_read_keep_their_spread() -> None:
+def test_parts_that_are_read_keep_their_variance() -> None:
     class Returned(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""`variance_tolerance`: spreads of layers by thin factors."""
+"""`variance_tolerance`: low-rank variances of layers."""
 
 from __future__ import annotations
 
@@ -124,44 +124,44 @@ def test_linear(others: tuple[int, int] | None) -> None:
     x = pg.Gaussian(m, variance=v)
     outputs = 5 if others is None else 10
     weight, bias = torch.randn(outputs, 6, dtype=torch.float64), torch.randn(outputs, dtype=torch.float64)
-    bias_spread = torch.rand(5, dtype=torch.float64)
+    bias_variance = torch.rand(5, dtype=torch.float64)
     left, both, _ = outer(5, 12)
-    spread, second = (left @ part for part in both.split(6, dim=1))
+    weight_variance, second = (left @ part for part in both.split(6, dim=1))
     of_mean, of_variance = (part.t() for part in both.split(6, dim=1))
     pairs = [
         (
-            linear_random_input(x, weight, bias, spread, bias_spread, second.t(), others),
-            linear_low_rank(x, weight, bias, left, of_mean, of_variance, bias_spread, others),
+            linear_random_input(x, weight, bias, weight_variance, bias_variance, second.t(), others),
+            linear_low_rank(x, weight, bias, left, of_mean, of_variance, bias_variance, others),
         ),
         (
-            linear_fixed_input(m, weight, bias, spread, bias_spread, others),
-            linear_low_rank(m, weight, bias, left, of_mean, None, bias_spread, others),
+            linear_fixed_input(m, weight, bias, weight_variance, bias_variance, others),
+            linear_low_rank(m, weight, bias, left, of_mean, None, bias_variance, others),
         ),
         (
             linear_fixed_weight(x, weight, bias, second, others),
             linear_low_rank(x, weight, bias, left, None, of_variance, None, others),
         ),
     ]
-    for exact, thin in pairs:
-        torch.testing.assert_close(thin.mean, exact.mean)
-        torch.testing.assert_close(thin.variance, exact.variance)
+    for exact, low_rank in pairs:
+        torch.testing.assert_close(low_rank.mean, exact.mean)
+        torch.testing.assert_close(low_rank.variance, exact.variance)
 
 
 def test_convolution() -> None:
     m, v = torch.randn(2, 3, 5, 5, dtype=torch.float64), torch.rand(2, 3, 5, 5, dtype=torch.float64)
     x = pg.Gaussian(m, variance=v)
     weight, bias = torch.randn(4, 3, 3, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
-    left, of_mean, spread = outer(4, 3, 3, 3)
+    left, of_mean, weight_variance = outer(4, 3, 3, 3)
     of_variance = torch.rand_like(of_mean)
     second = torch.einsum("or,rikl->oikl", left, of_variance)
     kernel, own = left[:, :, None, None], torch.rand(4, dtype=torch.float64)
     pairs = [
         (
-            convolution_independent(x, weight, bias, spread, own, second, SETTINGS),
+            convolution_independent(x, weight, bias, weight_variance, own, second, SETTINGS),
             convolution_low_rank(x, weight, bias, kernel, of_mean, of_variance, own, SETTINGS),
         ),
         (
-            convolution_independent(m, weight, bias, spread, None, None, SETTINGS),
+            convolution_independent(m, weight, bias, weight_variance, None, None, SETTINGS),
             convolution_low_rank(m, weight, bias, kernel, of_mean, None, None, SETTINGS),
         ),
         (
@@ -169,9 +169,9 @@ def test_convolution() -> None:
             convolution_low_rank(x, weight, bias, kernel, None, of_variance, None, SETTINGS),
         ),
     ]
-    for exact, thin in pairs:
-        torch.testing.assert_close(thin.mean, exact.mean)
-        torch.testing.assert_close(thin.variance, exact.variance)
+    for exact, low_rank in pairs:
+        torch.testing.assert_close(low_rank.mean, exact.mean)
+        torch.testing.assert_close(low_rank.variance, exact.variance)
 
 
 # -- networks
@@ -182,15 +182,15 @@ def test_whole_network(make: Any, shape: tuple[int, ...]) -> None:
     model, x, fresh = make(), torch.randn(shape), torch.randn(shape)
     random = posterior(model)
     exact = pg.streamline(model, random, x)
-    thin = pg.streamline(model, random, x, variance_tolerance=0.1)
-    assert deviation(exact(x), thin(x)) <= 0.1
-    assert deviation(exact(fresh), thin(fresh)) <= 0.15
-    torch.testing.assert_close(thin(fresh).mean, model(fresh))
-    assert (thin(fresh).variance >= 0).all()
-    assert sum(b.numel() for b in thin.buffers()) < 0.75 * sum(b.numel() for b in exact.buffers())
-    assert "low rank in" in str(thin.plan) and "of rank 1" in str(thin.plan)
-    (note,) = [n for n in thin.plan.notes if "variance_tolerance" in n]
-    assert f"{deviation(exact(x), thin(x)):.2%} off on the example" in note
+    low_rank = pg.streamline(model, random, x, variance_tolerance=0.1)
+    assert deviation(exact(x), low_rank(x)) <= 0.1
+    assert deviation(exact(fresh), low_rank(fresh)) <= 0.15
+    torch.testing.assert_close(low_rank(fresh).mean, model(fresh))
+    assert (low_rank(fresh).variance >= 0).all()
+    assert sum(b.numel() for b in low_rank.buffers()) < 0.75 * sum(b.numel() for b in exact.buffers())
+    assert "low rank in" in str(low_rank.plan) and "of rank 1" in str(low_rank.plan)
+    (note,) = [n for n in low_rank.plan.notes if "variance_tolerance" in n]
+    assert f"{deviation(exact(x), low_rank(x)):.2%} off on the example" in note
 
 
 @pytest.mark.parametrize(("make", "shape"), CASES)
@@ -210,12 +210,14 @@ def test_smaller_tolerances_are_kept_too() -> None:
     assert found[0] <= 0.2 and found[1] <= 0.05 and found[2] <= 0.01
 
 
-def test_spreads_far_from_low_rank_stay_as_they_are() -> None:
+def test_variances_far_from_low_rank_stay_as_they_are() -> None:
     model, x = mlp(), torch.randn(16, 64)
     variances = {n: torch.randn_like(p).mul(3).exp() * 1e-4 for n, p in model.named_parameters()}
-    exact, thin = (pg.streamline(model, pg.DiagonalPosterior(variances), x, variance_tolerance=t) for t in (0.0, 0.01))
-    assert "low rank in 0 of 3 layers" in thin.plan.notes[-1]
-    torch.testing.assert_close(thin(x).variance, exact(x).variance, rtol=0, atol=0)
+    exact, low_rank = (
+        pg.streamline(model, pg.DiagonalPosterior(variances), x, variance_tolerance=t) for t in (0.0, 0.01)
+    )
+    assert "low rank in 0 of 3 layers" in low_rank.plan.notes[-1]
+    torch.testing.assert_close(low_rank(x).variance, exact(x).variance, rtol=0, atol=0)
 
 
 def test_the_whole_network_is_held_to_the_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,48 +228,48 @@ def test_the_whole_network_is_held_to_the_tolerance(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         "propagauss.passes.low_rank_variances.Layer._error", lambda self, factors, x: 0.04 / factors.rank
     )
-    thin = pg.streamline(model, random, x, variance_tolerance=0.02)
-    assert deviation(exact(x), thin(x)) <= 0.02
+    low_rank = pg.streamline(model, random, x, variance_tolerance=0.02)
+    assert deviation(exact(x), low_rank(x)) <= 0.02
 
 
 def test_what_is_random_only_in_part() -> None:
     model, x = mlp(), torch.randn(32, 64)
     random = posterior(model, "0.weight", "0.bias")
-    exact, thin = (pg.streamline(model, random, x, variance_tolerance=t) for t in (0.0, 0.1))
-    assert deviation(exact(x), thin(x)) <= 0.1
-    rules = [step.rule for step in thin.plan]
+    exact, low_rank = (pg.streamline(model, random, x, variance_tolerance=t) for t in (0.0, 0.1))
+    assert deviation(exact(x), low_rank(x)) <= 0.1
+    rules = [step.rule for step in low_rank.plan]
     assert "linear_fixed_input, low rank" in rules and "linear_fixed_weight, low rank" in rules
 
 
 def test_grouped_and_transposed_convolutions_stay_as_they_are() -> None:
     model = nn.Sequential(nn.Conv2d(32, 32, 3, groups=4), nn.ReLU(), nn.ConvTranspose2d(32, 16, 3)).eval()
     x = torch.randn(4, 32, 6, 6)
-    exact, thin = (pg.streamline(model, posterior(model), x, variance_tolerance=t) for t in (0.0, 0.2))
-    assert "low rank in 0 of 0 layers" in thin.plan.notes[-1]
-    assert exact.code == thin.code
+    exact, low_rank = (pg.streamline(model, posterior(model), x, variance_tolerance=t) for t in (0.0, 0.2))
+    assert "low rank in 0 of 0 layers" in low_rank.plan.notes[-1]
+    assert exact.code == low_rank.code
 
 
 def test_double_precision_and_gradients() -> None:
     model, x = mlp().double(), torch.randn(8, 64, dtype=torch.float64)
     random = posterior(model)
-    exact, thin = (pg.streamline(model, random, x, variance_tolerance=t) for t in (0.0, 0.1))
-    assert thin(x).variance.dtype == torch.float64
-    assert deviation(exact(x), thin(x)) <= 0.1
+    exact, low_rank = (pg.streamline(model, random, x, variance_tolerance=t) for t in (0.0, 0.1))
+    assert low_rank(x).variance.dtype == torch.float64
+    assert deviation(exact(x), low_rank(x)) <= 0.1
     one = x[:1].clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda t: thin(t).variance, (one,))
+    assert torch.autograd.gradcheck(lambda t: low_rank(t).variance, (one,))
 
 
 def test_uncertain_input() -> None:
     model, x = mlp(), pg.Gaussian(torch.randn(32, 64), variance=torch.rand(32, 64))
-    exact, thin = (pg.streamline(model, None, x, variance_tolerance=t) for t in (0.0, 0.1))
-    assert deviation(exact(x), thin(x)) <= 0.1
-    assert "low rank in 3 of 3" in thin.plan.notes[-1]
+    exact, low_rank = (pg.streamline(model, None, x, variance_tolerance=t) for t in (0.0, 0.1))
+    assert deviation(exact(x), low_rank(x)) <= 0.1
+    assert "low rank in 3 of 3" in low_rank.plan.notes[-1]
 
 
 def test_the_batch_stays_open() -> None:
     model = mlp()
-    thin = pg.streamline(model, posterior(model), torch.randn(8, 64), variance_tolerance=0.1)
-    assert thin(torch.randn(3, 64)).mean.shape == (3, 5)
+    low_rank = pg.streamline(model, posterior(model), torch.randn(8, 64), variance_tolerance=0.1)
+    assert low_rank(torch.randn(3, 64)).mean.shape == (3, 5)
 
 
 @pytest.mark.parametrize("name", ["m.pt2", "m.onnx"])

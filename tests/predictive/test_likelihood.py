@@ -29,9 +29,9 @@ def random_latent(batch: int, classes: int, sigma: float = 1.0, full: bool = Fal
     return mean, sigma**2 * a @ a.mT / classes
 
 
-def brute_force(mean: Tensor, spread: Tensor, draws: int = 40_000) -> Tensor:
-    covariance = spread if spread.dim() > mean.dim() else torch.diag_embed(spread)
-    logits = Gaussian(mean, covariance=covariance).sample((draws,), torch.Generator().manual_seed(1))
+def brute_force(mean: Tensor, covariance: Tensor, draws: int = 40_000) -> Tensor:
+    full = covariance if covariance.dim() > mean.dim() else torch.diag_embed(covariance)
+    logits = Gaussian(mean, covariance=full).sample((draws,), torch.Generator().manual_seed(1))
     return logits.softmax(-1).mean(0)
 
 
@@ -46,10 +46,10 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("link", [probit, mean_field, monte_carlo])
 def test_zero_variance_is_softmax(link, dtype, full):
-    mean, spread = random_latent(6, 5, full=full, dtype=dtype)
+    mean, covariance = random_latent(6, 5, full=full, dtype=dtype)
     # the Monte Carlo link adds a slack of one rounding unit to the variance
     tolerance = 20 * torch.finfo(dtype).eps
-    torch.testing.assert_close(link(mean, spread * 0), mean.log_softmax(-1), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(link(mean, covariance * 0), mean.log_softmax(-1), atol=tolerance, rtol=tolerance)
 
 
 def test_bridge_without_variance_is_softmax_for_two_classes_only():
@@ -62,11 +62,11 @@ def test_bridge_without_variance_is_softmax_for_two_classes_only():
 @structures
 @pytest.mark.parametrize("name", LINKS)
 def test_normalised_and_indifferent_to_order(name, full):
-    mean, spread = random_latent(7, 5, full=full)
-    out = LINKS[name](mean, spread)
+    mean, covariance = random_latent(7, 5, full=full)
+    out = LINKS[name](mean, covariance)
     torch.testing.assert_close(out.logsumexp(-1), torch.zeros(7, dtype=F64), atol=1e-12, rtol=0)
     order = torch.tensor([3, 0, 4, 1, 2])
-    permuted = spread[:, order][..., order] if full else spread[:, order]
+    permuted = covariance[:, order][..., order] if full else covariance[:, order]
     # draws belong to a position, so the sampled link agrees up to its error only
     tolerance = 5e-3 if name == "monte_carlo" else 1e-12
     torch.testing.assert_close(LINKS[name](mean[:, order], permuted).exp(), out[:, order].exp(), atol=tolerance, rtol=0)
@@ -99,9 +99,9 @@ def test_two_classes_against_the_integral(d, s):
     mean = torch.tensor([[d, 0.0]], dtype=F64)
     halves, one = torch.tensor([[s / 2, s / 2]], dtype=F64), torch.tensor([[s, 0.0]], dtype=F64)
     correlated = torch.tensor([[[s, s / 4], [s / 4, s / 2]]], dtype=F64)  # s + s/2 - 2 s/4 = s
-    for spread in (halves, one, correlated):
-        assert mean_field(mean, spread).exp()[0, 0].item() == pytest.approx(exact, abs=0.02)
-        assert monte_carlo(mean, spread, samples=4096).exp()[0, 0].item() == pytest.approx(exact, abs=3e-3)
+    for covariance in (halves, one, correlated):
+        assert mean_field(mean, covariance).exp()[0, 0].item() == pytest.approx(exact, abs=0.02)
+        assert monte_carlo(mean, covariance, samples=4096).exp()[0, 0].item() == pytest.approx(exact, abs=3e-3)
     assert probit(mean, one).exp()[0, 0].item() == pytest.approx(exact, abs=0.02)
     # both logits random: the probit link takes the larger variance for that of the difference, and is worse
     assert probit(mean, halves).exp()[0, 0].item() == pytest.approx(exact, abs=0.13)
@@ -113,14 +113,14 @@ def test_two_classes_against_the_integral(d, s):
 )
 def test_close_to_sampling(name, tolerance, full):
     """Mean total variation distance to 40,000 draws, 5 classes, variance 1. The reference itself is within 0.003."""
-    mean, spread = random_latent(50, 5, full=full)
-    assert total_variation(LINKS[name](mean, spread).exp(), brute_force(mean, spread)).mean() < tolerance
+    mean, covariance = random_latent(50, 5, full=full)
+    assert total_variation(LINKS[name](mean, covariance).exp(), brute_force(mean, covariance)).mean() < tolerance
 
 
 def test_mean_field_beats_probit_on_unequal_variances():
-    mean, spread = random_latent(50, 10, sigma=3)
-    exact = brute_force(mean, spread)
-    errors = {n: total_variation(link(mean, spread).exp(), exact).mean().item() for n, link in LINKS.items()}
+    mean, covariance = random_latent(50, 10, sigma=3)
+    exact = brute_force(mean, covariance)
+    errors = {n: total_variation(link(mean, covariance).exp(), exact).mean().item() for n, link in LINKS.items()}
     assert errors["monte_carlo"] < errors["mean_field"] < errors["probit"] < errors["bridge"]
 
 
@@ -163,26 +163,26 @@ def test_bridge_equals_laplace_torch_for_equal_variances(variance, variant):
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_extremes_stay_finite(name, dtype, full):
     values = torch.tensor([-1e4, 0.0, 1e4], dtype=dtype)
-    spreads = torch.tensor([0.0, 1.0, 1e8], dtype=dtype)
+    sizes = torch.tensor([0.0, 1.0, 1e8], dtype=dtype)
     mean = torch.cartesian_prod(values, values, values).repeat_interleave(27, 0).requires_grad_()
-    variance = torch.cartesian_prod(spreads, spreads, spreads).repeat(27, 1)
-    spread = (torch.diag_embed(variance) if full else variance).requires_grad_()
-    out = LINKS[name](mean, spread)
+    variance = torch.cartesian_prod(sizes, sizes, sizes).repeat(27, 1)
+    covariance = (torch.diag_embed(variance) if full else variance).requires_grad_()
+    out = LINKS[name](mean, covariance)
     assert out.isfinite().all() and (out <= 1e-4).all()
-    gradients = torch.autograd.grad(out[:, 0].sum(), (mean, spread))
+    gradients = torch.autograd.grad(out[:, 0].sum(), (mean, covariance))
     assert all(g.isfinite().all() for g in gradients)
 
 
 @structures
 @names
 def test_gradcheck(name, full):
-    mean, spread = random_latent(2, 3, full=full)
+    mean, covariance = random_latent(2, 3, full=full)
 
     def run(m, s):
         s = (s + s.mT) / 2 if full else s  # Cholesky reads one triangle only
         return LINKS[name](m, s)
 
-    assert torch.autograd.gradcheck(run, (mean.requires_grad_(), (spread + 0).requires_grad_()))
+    assert torch.autograd.gradcheck(run, (mean.requires_grad_(), (covariance + 0).requires_grad_()))
 
 
 def test_monte_carlo_gradient_where_the_variance_vanishes():
@@ -198,17 +198,17 @@ def test_monte_carlo_gradient_where_the_variance_vanishes():
 @names
 @pytest.mark.parametrize("batch", [0, 1])
 def test_small_batches_and_no_interaction(name, batch, full):
-    mean, spread = random_latent(3, 4, full=full)
-    out = LINKS[name](mean[:batch], spread[:batch])
-    torch.testing.assert_close(out, LINKS[name](mean, spread)[:batch])
+    mean, covariance = random_latent(3, 4, full=full)
+    out = LINKS[name](mean[:batch], covariance[:batch])
+    torch.testing.assert_close(out, LINKS[name](mean, covariance)[:batch])
 
 
 @structures
 @names
 def test_leading_dimensions(name, full):
-    mean, spread = random_latent(6, 4, full=full)
-    out = LINKS[name](mean.reshape(2, 3, 4), spread.reshape(2, 3, *spread.shape[1:]))
-    torch.testing.assert_close(out.reshape(6, 4), LINKS[name](mean, spread))
+    mean, covariance = random_latent(6, 4, full=full)
+    out = LINKS[name](mean.reshape(2, 3, 4), covariance.reshape(2, 3, *covariance.shape[1:]))
+    torch.testing.assert_close(out.reshape(6, 4), LINKS[name](mean, covariance))
 
 
 class AsModule(nn.Module):
@@ -216,27 +216,27 @@ class AsModule(nn.Module):
         super().__init__()
         self.name = name
 
-    def forward(self, mean, spread):
-        return LINKS[self.name](mean, spread)
+    def forward(self, mean, covariance):
+        return LINKS[self.name](mean, covariance)
 
 
 @structures
 @names
 def test_export_with_an_open_batch(name, full):
-    mean, spread = random_latent(5, 4, full=full, dtype=torch.float32)
+    mean, covariance = random_latent(5, 4, full=full, dtype=torch.float32)
     batch = torch.export.Dim("batch")
     program = torch.export.export(
-        AsModule(name), (mean[:3], spread[:3]), dynamic_shapes=({0: batch}, {0: batch}), strict=False
+        AsModule(name), (mean[:3], covariance[:3]), dynamic_shapes=({0: batch}, {0: batch}), strict=False
     )
-    torch.testing.assert_close(program.module()(mean, spread), LINKS[name](mean, spread))
+    torch.testing.assert_close(program.module()(mean, covariance), LINKS[name](mean, covariance))
 
 
 @names
 def test_compiles_in_one_graph(name):
     compiled = torch.compile(AsModule(name), backend="eager", fullgraph=True)
     for batch in (3, 5):
-        mean, spread = random_latent(batch, 4)
-        torch.testing.assert_close(compiled(mean, spread), LINKS[name](mean, spread))
+        mean, covariance = random_latent(batch, 4)
+        torch.testing.assert_close(compiled(mean, covariance), LINKS[name](mean, covariance))
 
 
 def test_more_classes_than_a_sobol_sequence_has():
@@ -253,7 +253,7 @@ def test_link_refuses_shapes_that_do_not_fit():
 
 
 class Latent(nn.Module):
-    """Inputs [B, D] -> a latent of the given shape: mean linear, spread a fixed matrix times |x|²."""
+    """Inputs [B, D] -> a latent of the given shape: mean linear, covariance a fixed matrix times |x|²."""
 
     def __init__(self, inputs: int = 3, outputs: int = 4, full: bool = False, tokens: int | None = None):
         super().__init__()
@@ -281,8 +281,8 @@ def test_classifier_applies_the_scale_and_the_link(name, full):
     latent = net(x)
     assert isinstance(clf(x), Categorical) and clf.scale == 2.5
     torch.testing.assert_close(clf.latent(x).variance, 2.5 * latent.variance)
-    spread = latent.covariance if full and name != "probit" else latent.variance
-    torch.testing.assert_close(clf(x).logits, LINKS[name](latent.mean, 2.5 * spread))
+    covariance = latent.covariance if full and name != "probit" else latent.variance
+    torch.testing.assert_close(clf(x).logits, LINKS[name](latent.mean, 2.5 * covariance))
     torch.testing.assert_close(clf(x).logits, clf.log_probs(x))
 
 

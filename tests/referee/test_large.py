@@ -84,18 +84,18 @@ SMOOTH: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, ...]]] = {
 )
 def test_moments(functions: dict[str, Any], variances: tuple[float, ...], tolerance: float, mode: Mode) -> None:
     """`f(x + b)` for all functions at once, entries with different variances of `b`."""
-    spread = torch.tensor(variances, dtype=torch.float64).repeat_interleave(2)
+    variance = torch.tensor(variances, dtype=torch.float64).repeat_interleave(2)
     every = [f for f, _ in functions.values()]
-    one = case("moments", lambda m, x: tuple(f(x + m.b) for f in every), b=(len(spread),), x=(len(spread),))
+    one = case("moments", lambda m, x: tuple(f(x + m.b) for f in every), b=(len(variance),), x=(len(variance),))
     model, (x,), _ = one.build()
-    found = pg.streamline(model, pg.DiagonalPosterior({"b": spread}), x, covariance=mode, activation="moments")(x)
+    found = pg.streamline(model, pg.DiagonalPosterior({"b": variance}), x, covariance=mode, activation="moments")(x)
     mean = x + next(model.parameters()).detach()
     wrong = {}
     for (name, (f, breaks)), g in zip(functions.items(), found, strict=True):
-        first, sd = _integrated(f, breaks, mean, spread.sqrt().expand_as(mean))
+        first, sd = _integrated(f, breaks, mean, variance.sqrt().expand_as(mean))
         error = torch.maximum((g.stddev - sd).abs(), (g.mean - first).abs()).amax(0) / sd.amax(0)
         if not float(error.max()) < tolerance:
-            wrong[name] = {v: f"{float(e):.2g}" for v, e in zip(spread.tolist(), error, strict=True)}
+            wrong[name] = {v: f"{float(e):.2g}" for v, e in zip(variance.tolist(), error, strict=True)}
     assert not wrong, f"relative errors by variance: {wrong}"
 
 

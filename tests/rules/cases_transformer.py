@@ -82,7 +82,7 @@ def _row_norms() -> list[Case]:
     return [*cases, Case("rms_norm with default epsilon", rms_norm_default, structures=FULL)]
 
 
-# -- attention: `[B, heads, positions, features]`; queries and keys fixed, or Gaussian and taken at their mean
+# -- attention: `[B, heads, positions, features]`; queries and keys fixed, or Gaussian and fixed at their means
 
 Q, K = 2 * constant(1, 2, 3, 2), 2 * constant(1, 2, 2, 2)
 VALUES = (2, 2, 1)  # small: the literal loops are slow
@@ -103,8 +103,8 @@ def fixed(queries: Tensor = Q, keys: Tensor = K, **settings: object) -> Callable
     return attend
 
 
-def by_mean(function: Callable[..., Tensor]) -> Callable[[list[Tensor]], Callable[..., Tensor]]:
-    """The function with queries and keys, its first two arguments, held at their mean."""
+def at_means(function: Callable[..., Tensor]) -> Callable[[list[Tensor]], Callable[..., Tensor]]:
+    """The function with queries and keys, its first two arguments, fixed at their means."""
 
     def at(means: list[Tensor]) -> Callable[..., Tensor]:
         # added with a factor of zero, so that the reference finds a derivative (zero)
@@ -139,13 +139,15 @@ ATTENTION = [
     Case("attention, grouped queries", fixed(constant(1, 4, 2, 2), enable_gqa=True), (VALUES,), exact=True),
     Case("attention, nothing to see", fixed(attn_mask=NONE_ALLOWED), (VALUES,), exact=True, structures=DIAGONAL),
     Case("attention, nothing to see, float mask", fixed(attn_mask=NOWHERE), (VALUES,), exact=True, structures=DIAGONAL),
-    Case("attention, everything Gaussian", attend, ((1, 2, 2), (1, 2, 2), (1, 2, 2)), exact=True, held=by_mean(attend)),
+    Case(
+        "attention, everything Gaussian", attend, ((1, 2, 2), (1, 2, 2), (1, 2, 2)), exact=True, held=at_means(attend)
+    ),
     Case(
         "attention, everything Gaussian, grouped",
         attend_grouped,
         ((2, 2, 1), (1, 2, 1), (1, 2, 2)),
         exact=True,
-        held=by_mean(attend_grouped),
+        held=at_means(attend_grouped),
     ),
     Case("attention in pieces", lambda v: eager(Q, K, v), (VALUES,), exact=True, structures=FULL),
     Case(
@@ -153,7 +155,7 @@ ATTENTION = [
         eager,
         ((1, 3, 1), (1, 2, 1), (1, 2, 2)),
         exact=True,
-        held=by_mean(eager),
+        held=at_means(eager),
     ),
 ]
 

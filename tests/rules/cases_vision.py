@@ -110,8 +110,8 @@ def _held(groups: int, scale: Tensor | float = 1.0, shift: Tensor | float = 0.0)
 
     def at(means: list[Tensor]):
         rows = means[0].reshape(1, groups, -1)
-        centre, spread = rows.mean(-1, keepdim=True), (rows.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
-        return lambda x: ((x.reshape(-1, groups, rows.shape[2]) - centre) / spread).reshape(x.shape) * scale + shift
+        centre, stddev = rows.mean(-1, keepdim=True), (rows.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+        return lambda x: ((x.reshape(-1, groups, rows.shape[2]) - centre) / stddev).reshape(x.shape) * scale + shift
 
     return at
 

@@ -37,8 +37,8 @@ def inputs(case: Case, structure: str, scale: float, batch: int = 3) -> tuple[li
 def gaussians(means: list[Tensor], covariances: list[Tensor], structure: str) -> tuple[pg.Gaussian, ...]:
     if structure == "full":
         return tuple(pg.Gaussian(m, covariance=c) for m, c in zip(means, covariances, strict=True))
-    spread = [c.diagonal(dim1=1, dim2=2).reshape(m.shape) for m, c in zip(means, covariances, strict=True)]
-    return tuple(pg.Gaussian(m, v) for m, v in zip(means, spread, strict=True))
+    variances = [c.diagonal(dim1=1, dim2=2).reshape(m.shape) for m, c in zip(means, covariances, strict=True)]
+    return tuple(pg.Gaussian(m, v) for m, v in zip(means, variances, strict=True))
 
 
 @lru_cache(maxsize=4)
@@ -56,7 +56,7 @@ def propagated(case: Case, refer: Callable[..., Any], means: list[Tensor], covar
     return torch.cat([refer(case.held(m), m, c) for m, c in samples])
 
 
-def spread(g: pg.Gaussian, batch: int) -> Tensor:
+def covariance_of(g: pg.Gaussian, batch: int) -> Tensor:
     """Joint covariance if it is kept, else the variances, as `[B, n, n]` or `[B, n]`."""
     return g.covariance if g.is_full else g.variance.reshape(batch, -1)
 
@@ -73,7 +73,7 @@ def test_equals_the_literal_loop(case: Case, structure: str) -> None:
     if case.second_order is not None:
         expected = expected + case.second_order(means, covariances)
     torch.testing.assert_close(g.mean, case.function(*means), rtol=0, atol=1e-14)
-    torch.testing.assert_close(spread(g, 3), reduce(expected, structure), rtol=case.rtol, atol=1e-12)
+    torch.testing.assert_close(covariance_of(g, 3), reduce(expected, structure), rtol=case.rtol, atol=1e-12)
 
 
 @every_case
@@ -109,13 +109,13 @@ def test_batch_split_and_permutation_change_nothing(case: Case, structure: str) 
         net(*gaussians([m[i : i + 1] for m in means], [c[i : i + 1] for c in covariances], structure)) for i in order
     ]
     torch.testing.assert_close(torch.cat([p.mean for p in parts]).reshape(3, -1), whole.mean.reshape(3, -1)[order])
-    torch.testing.assert_close(torch.cat([spread(p, 1) for p in parts]), spread(whole, 3)[order])
+    torch.testing.assert_close(torch.cat([covariance_of(p, 1) for p in parts]), covariance_of(whole, 3)[order])
     empty = net(*gaussians([m[:0] for m in means], [c[:0] for c in covariances], structure))
     assert empty.mean.numel() == empty.variance.numel() == 0
 
 
 @every_case
-def test_spread_is_a_covariance(case: Case, structure: str) -> None:
+def test_result_is_a_covariance(case: Case, structure: str) -> None:
     means, covariances = inputs(case, structure, 2.0)
     x = gaussians(means, covariances, structure)
     g = build(case, structure)(*x)
@@ -129,17 +129,17 @@ def test_spread_is_a_covariance(case: Case, structure: str) -> None:
 def test_gradients(case: Case, structure: str) -> None:
     means, covariances = inputs(case, structure, 0.3, batch=2)
     net = build(case, structure)
-    spreads = [torch.as_tensor(c) for c in covariances]
+    stored = [torch.as_tensor(c) for c in covariances]
     if structure == "diagonal":
-        spreads = [c.diagonal(dim1=1, dim2=2).reshape(m.shape).clone() for m, c in zip(means, covariances, strict=True)]
+        stored = [c.diagonal(dim1=1, dim2=2).reshape(m.shape).clone() for m, c in zip(means, covariances, strict=True)]
     make = pg.Gaussian.full if structure == "full" else pg.Gaussian.diagonal
 
     def forward(*flat: Tensor) -> tuple[Tensor, Tensor]:
         half = len(flat) // 2
         g = net(*(make(m, s) for m, s in zip(flat[:half], flat[half:], strict=True)))
-        return g.mean, spread(g, 2)
+        return g.mean, covariance_of(g, 2)
 
-    leaves = [t.clone().requires_grad_() for t in (*means, *spreads)]
+    leaves = [t.clone().requires_grad_() for t in (*means, *stored)]
     assert torch.autograd.gradcheck(forward, leaves, fast_mode=True)
 
 
@@ -169,5 +169,5 @@ def test_exported_and_compiled_equal_eager(case: Case, structure: str) -> None:
     for other in others:
         g = other(*x)
         torch.testing.assert_close(g.mean, expected.mean)
-        torch.testing.assert_close(spread(g, 3), spread(expected, 3))
+        torch.testing.assert_close(covariance_of(g, 3), covariance_of(expected, 3))
     _compiled.update(code)

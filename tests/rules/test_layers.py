@@ -262,7 +262,7 @@ def make_input(layer: Layer, structure: str, uncertain: bool) -> pg.Gaussian | T
     return pg.Gaussian(m, c.diagonal(dim1=1, dim2=2).reshape(m.shape))
 
 
-def spread(g: pg.Gaussian, batch: int = BATCH) -> Tensor:
+def covariance_of(g: pg.Gaussian, batch: int = BATCH) -> Tensor:
     """`[B, n, n]` if a joint covariance is kept, else `[B, n]`."""
     return g.covariance if g.is_full else g.variance.reshape(batch, -1)
 
@@ -329,7 +329,7 @@ def test_equals_the_formula(name: str, kind: str, structure: str, uncertain: boo
     g = s.net(s.x)
     assert g.is_full == (s.structure == "full")
     torch.testing.assert_close(g.mean, s.module(s.mean), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(spread(g), reduce(expected_covariance(s), s.structure), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(covariance_of(g), reduce(expected_covariance(s), s.structure), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", LITERAL)
@@ -354,7 +354,9 @@ def test_linear_layer_equals_the_sums_of_the_paper(name: str, kind: str, structu
         if positions == 1:  # the paper's own form
             torch.testing.assert_close(sums, linear_layer(weight, joint, m, c, has_bias="bias" in s.random))
         samples.append(sums)
-    torch.testing.assert_close(spread(s.net(s.x)), reduce(torch.stack(samples), structure), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        covariance_of(s.net(s.x)), reduce(torch.stack(samples), structure), rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", EXACT)
@@ -379,7 +381,7 @@ def test_agrees_with_monte_carlo(name: str, kind: str, structure: str, uncertain
     if structure == "full":
         actual = g.covariance
     else:
-        actual = torch.diag_embed(spread(g))
+        actual = torch.diag_embed(covariance_of(g))
         sampled = sampled * torch.eye(actual.shape[-1], dtype=torch.float64)
     assert_covariance_close(actual, sampled, SAMPLES)
     error = (g.mean.reshape(BATCH, -1) - values.mean(0)).abs()
@@ -395,7 +397,7 @@ def test_no_posterior_covariance_gives_the_deterministic_layer(
     torch.testing.assert_close(g.mean, s.module(s.mean), rtol=1e-13, atol=1e-13)
     if uncertain:
         plain = deterministic(name, structure)
-        torch.testing.assert_close(spread(g), spread(plain), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(covariance_of(g), covariance_of(plain), rtol=1e-12, atol=1e-14)
     else:
         assert torch.count_nonzero(g.variance) == 0
 
@@ -421,13 +423,13 @@ def test_batch_split_and_permutation_change_nothing(name: str, kind: str, struct
     order = torch.tensor([2, 0, 1])
     parts = [s.net(rows(s.x, i.unsqueeze(0))) for i in order]
     torch.testing.assert_close(torch.cat([p.mean for p in parts]), whole.mean[order])
-    torch.testing.assert_close(torch.cat([spread(p, 1) for p in parts]), spread(whole)[order])
+    torch.testing.assert_close(torch.cat([covariance_of(p, 1) for p in parts]), covariance_of(whole)[order])
     empty = s.net(rows(s.x, order[:0]))
     assert empty.mean.shape == empty.variance.shape == (0, *whole.mean.shape[1:])
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", COMBINATIONS)
-def test_spread_is_a_covariance(name: str, kind: str, structure: str, uncertain: bool) -> None:
+def test_result_is_a_covariance(name: str, kind: str, structure: str, uncertain: bool) -> None:
     s = setup(name, kind, structure, uncertain)
     g = s.net(s.x)
     assert g.variance.shape == g.mean.shape
@@ -446,7 +448,7 @@ def test_gradients(name: str, kind: str, structure: str, uncertain: bool) -> Non
 
     def forward(m: Tensor, *v: Tensor) -> tuple[Tensor, Tensor]:
         g = s.net(make(m, *v) if v else m)
-        return g.mean, spread(g)
+        return g.mean, covariance_of(g)
 
     leaves = [s.mean] if isinstance(s.x, Tensor) else [s.x.mean, s.x.covariance if s.x.is_full else s.x.variance]
     assert torch.autograd.gradcheck(forward, [t.clone().requires_grad_() for t in leaves], fast_mode=True)
@@ -462,7 +464,7 @@ def test_exported_and_compiled_equal_eager(name: str, kind: str, structure: str,
     for other in (exported, compiled):
         g = other(s.x)
         torch.testing.assert_close(g.mean, expected.mean)
-        torch.testing.assert_close(spread(g), spread(expected))
+        torch.testing.assert_close(covariance_of(g), covariance_of(expected))
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", [p for p in COMBINATIONS if p.values[2] == "full"])
@@ -521,7 +523,7 @@ def test_linear_layer_of_any_size(
     theta = torch.cat([p.flatten() for p in random.values()])
     expected = [bilinear(call, theta, joint, m[b].flatten(), c[b], products=True) for b in range(batch)]
     torch.testing.assert_close(g.mean, module(m).detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(spread(g, batch), reduce(torch.stack(expected), structure), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(covariance_of(g, batch), reduce(torch.stack(expected), structure), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("damping", ["exact", "factored"])

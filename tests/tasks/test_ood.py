@@ -76,7 +76,7 @@ def entropy(p: float) -> float:
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_no_spread_no_information(classes):
+def test_no_variance_no_information(classes):
     mean = torch.randn(5, classes)
     assert ood.mutual_information(pg.Gaussian(mean, variance=torch.zeros_like(mean))).abs().max() < 1e-7
 

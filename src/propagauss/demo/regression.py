@@ -113,9 +113,9 @@ def bands(
             if fitted:
                 sampler, noise = fit_regression_sampler(sampler, *split.validation, noise)
             latents = sampler.latents(grid)[..., 0]
-            spread = latents.std(0)
-            total = (spread.square() + noise**2).sqrt()
-            sampled = Band("sampling", name, sampler.scale, fitted, latents.mean(0), spread, total)
+            stddev = latents.std(0)
+            total = (stddev.square() + noise**2).sqrt()
+            sampled = Band("sampling", name, sampler.scale, fitted, latents.mean(0), stddev, total)
             start = posterior.details["noise"]
             others = [
                 _band(method, name, _fitted(net, start, split) if fitted else Regressor(net, start), grid, fitted)

@@ -57,7 +57,7 @@ def train_classifier(
 ) -> tuple[nn.Sequential, dict[float, float]]:
     """The network of the prior precision with the least validation NLPD, and that NLPD for each of `priors`.
 
-    The plain network decides, so that no way of predicting is favoured but the one without a posterior.
+    The plain model decides, so that no way of predicting is favoured but the one without a posterior.
     """
     models = {prior: train(split, sizes, "classification", epochs, seed, prior) for prior in priors}
     x, y = split.validation

@@ -53,7 +53,7 @@ def streamline(
         normalisation: in layer and RMS norms of the diagonal structure, keep the scale only (the paper), or use the
             whole Jacobian.
         variance_tolerance: how far the standard deviations of the output may be from what they would otherwise be, as a
-            fraction averaged over the example: layers then get their spreads by thin factors where that is enough
+            fraction averaged over the example: layers then get low-rank variances where that is enough
             (`compress`), at a fraction of the time and memory. Give real inputs as the example, a few dozen or more.
             0 is exact. For the diagonal structure; layers with a Kronecker or full posterior stay as they are.
         check: compare the standard deviations with those of a few Jacobian products of the model on the example, and
@@ -89,4 +89,4 @@ def _check_tolerance(tolerance: float, options: Options) -> None:
     if not 0 <= tolerance < 1:
         raise InputError(f"variance_tolerance is {tolerance}; it must be at least 0 (exact) and less than 1")
     if tolerance and options.full:
-        raise InputError("variance_tolerance is for covariance='diagonal': a full covariance has no thin factors")
+        raise InputError("variance_tolerance is for covariance='diagonal': a full covariance has no low-rank variances")

@@ -1,6 +1,6 @@
 """Links: from a Gaussian over logits to log-probabilities of classes, `log E[softmax(f)]` for `f ~ N(mean, C)`.
 
-Pure functions `link(mean, spread)`: `mean [..., C]`, and `spread` either variances `[..., C]` or a covariance
+Pure functions `link(mean, covariance)`: `mean [..., C]`, and `covariance` either variances `[..., C]` or a matrix
 `[..., C, C]`; the result is `[..., C]`, normalised. All are differentiable, work in log space and never branch on
 values.
 
@@ -26,34 +26,34 @@ Link = Callable[[Tensor, Tensor], Tensor]
 _PROBIT = math.pi / 8  # MacKay's constant: sigmoid(x) is close to Φ(x √(π/8))
 
 
-def probit(mean: Tensor, spread: Tensor) -> Tensor:
+def probit(mean: Tensor, covariance: Tensor) -> Tensor:
     """`softmax(m / √(1 + π/8 v))`: each logit is shrunk by its own variance.
 
     Right for two classes of which one has a fixed logit (error below 0.02). With several random logits it ignores that
     only their differences matter, so a class with a large variance is shrunk towards zero rather than towards the
     others: adding a constant to all logits changes the result, and the arg max may change.
     """
-    return (mean / (1 + _PROBIT * _variance(mean, spread)).sqrt()).log_softmax(-1)
+    return (mean / (1 + _PROBIT * _variance(mean, covariance)).sqrt()).log_softmax(-1)
 
 
-def mean_field(mean: Tensor, spread: Tensor) -> Tensor:
+def mean_field(mean: Tensor, covariance: Tensor) -> Tensor:
     """`p_i ∝ 1 / Σ_j exp(-(m_i - m_j) / √(1 + π/8 s_ij))`, `s_ij = v_i + v_j - 2 C_ij` (Lu, Ie and Sha, 2021).
 
     Every pair of classes is treated as a two-class problem with the variance of their difference, so what all logits
     have in common does not matter. For two classes it keeps the arg max of the mean and is within 0.02 of the integral;
-    with many classes and variances far above 1 it is too spread out. Time and memory grow with the square of the
+    with many classes and variances far above 1 it is too even. Time and memory grow with the square of the
     number of classes.
     """
-    v = _variance(mean, spread)
+    v = _variance(mean, covariance)
     pairwise = v.unsqueeze(-1) + v.unsqueeze(-2)
-    if _is_covariance(mean, spread):
+    if _is_covariance(mean, covariance):
         # rounding may push the variance of a difference of nearly equal logits below zero
-        pairwise = (pairwise - 2 * spread).clamp(min=0)
+        pairwise = (pairwise - 2 * covariance).clamp(min=0)
     difference = mean.unsqueeze(-1) - mean.unsqueeze(-2)
     return (-torch.logsumexp(-difference / (1 + _PROBIT * pairwise).sqrt(), -1)).log_softmax(-1)
 
 
-def monte_carlo(mean: Tensor, spread: Tensor, samples: int = 512, seed: int = 0) -> Tensor:
+def monte_carlo(mean: Tensor, covariance: Tensor, samples: int = 512, seed: int = 0) -> Tensor:
     """`log 1/S Σ_s softmax(m + R z_s)`, `R Rᵀ = C`: sampling of the logits only, with the same draws for every input.
 
     The draws are a scrambled Sobol sequence and its negatives: deterministic, with less error than as many independent
@@ -63,19 +63,19 @@ def monte_carlo(mean: Tensor, spread: Tensor, samples: int = 512, seed: int = 0)
     # antithetic pairs keep the gradient right where the variance vanishes; the slack keeps it finite there
     slack = torch.finfo(mean.dtype).eps
     draws = _draws(samples, int(mean.shape[-1]), seed).to(mean)  # [S, C]
-    if _is_covariance(mean, spread):
-        largest = spread.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+    if _is_covariance(mean, covariance):
+        largest = covariance.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
         identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
         # singular covariances need a nudge: as much rounding as a Gaussian is allowed to have
-        root = torch.linalg.cholesky(spread + slack * (1 + 1e3 * largest) * identity)
+        root = torch.linalg.cholesky(covariance + slack * (1 + 1e3 * largest) * identity)
         deviation = torch.einsum("...ij,sj->s...i", root, draws)
     else:
         draws = draws.reshape(draws.shape[0], *[1] * (mean.dim() - 1), draws.shape[1])
-        deviation = draws * (spread + slack).sqrt()
+        deviation = draws * (covariance + slack).sqrt()
     return torch.logsumexp((mean + deviation).log_softmax(-1), 0) - math.log(deviation.shape[0])
 
 
-def bridge(mean: Tensor, spread: Tensor) -> Tensor:
+def bridge(mean: Tensor, covariance: Tensor) -> Tensor:
     """Mean of the Dirichlet with `α_i = (1 - 2/K + exp(m_i) Σ_j exp(-m_j) / K²) / v_i` (Hobbhahn et al., 2022).
 
     Two steps come first. Logits are projected to sum to zero, which leaves their softmax as it is (laplace-torch
@@ -88,9 +88,9 @@ def bridge(mean: Tensor, spread: Tensor) -> Tensor:
     nothing to fit. It is here for comparison: `mean_field` costs little more.
     """
     classes = int(mean.shape[-1])
-    v = _variance(mean, spread)
-    if _is_covariance(mean, spread):
-        rows = spread.sum(-1)
+    v = _variance(mean, covariance)
+    if _is_covariance(mean, covariance):
+        rows = covariance.sum(-1)
         v = (v - 2 / classes * rows + rows.sum(-1, keepdim=True) / classes**2).clamp(min=0)
     else:
         v = (1 - 2 / classes) * v + v.sum(-1, keepdim=True) / classes**2
@@ -111,17 +111,17 @@ def categorical(logits: Tensor) -> Categorical:
 LINKS: dict[str, Link] = {"probit": probit, "mean_field": mean_field, "monte_carlo": monte_carlo, "bridge": bridge}
 
 
-def _is_covariance(mean: Tensor, spread: Tensor) -> bool:
-    if spread.dim() - mean.dim() not in (0, 1) or spread.shape[-1] != mean.shape[-1]:
+def _is_covariance(mean: Tensor, covariance: Tensor) -> bool:
+    if covariance.dim() - mean.dim() not in (0, 1) or covariance.shape[-1] != mean.shape[-1]:
         raise InputError(
-            f"the mean has shape {tuple(mean.shape)} and the spread {tuple(spread.shape)}: give variances of the same "
-            "shape, or covariances with one more dimension of that size"
+            f"the mean has shape {tuple(mean.shape)} and the covariance {tuple(covariance.shape)}: give variances of "
+            "the same shape, or covariances with one more dimension of that size"
         )
-    return spread.dim() > mean.dim()
+    return covariance.dim() > mean.dim()
 
 
-def _variance(mean: Tensor, spread: Tensor) -> Tensor:
-    return spread.diagonal(dim1=-2, dim2=-1) if _is_covariance(mean, spread) else spread
+def _variance(mean: Tensor, covariance: Tensor) -> Tensor:
+    return covariance.diagonal(dim1=-2, dim2=-1) if _is_covariance(mean, covariance) else covariance
 
 
 def _draws(samples: int, classes: int, seed: int) -> Tensor:

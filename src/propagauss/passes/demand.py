@@ -1,7 +1,7 @@
-"""Which values have a spread that anybody asks for.
+"""Which values have a variance that anybody asks for.
 
-Attention takes queries and keys by their mean, sizes and comparisons do not depend on a spread at all. What feeds only
-such readers is computed as in the plain model.
+Attention fixes queries and keys at their means, and sizes and comparisons do not depend on a variance at all. What
+feeds only such readers is computed as in the plain model.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def wanted(graph: fx.Graph, outputs: list[Any], decided: AbstractSet[fx.Node] = 
 
 
 def wanted_outputs(layer: fx.Node, wanted: AbstractSet[fx.Node]) -> tuple[int, int] | None:
-    """The range of a layer's outputs (last dimension) whose spread is wanted; None if that of all of them is.
+    """The range of a layer's outputs (last dimension) whose variance is wanted; None if that of all of them is.
 
-    A fused projection makes queries, keys and values at once and is split: only values have a spread that matters.
+    A fused projection makes queries, keys and values at once and is split: only values have a variance that matters.
     """
     node, width = layer, _width(layer)
     while True:

@@ -216,7 +216,7 @@ def _is_special(weight: Tensor, setting: Any) -> bool:
 
 
 def _some(x: Gaussian | Tensor, dims: int) -> Gaussian | Tensor:
-    """Rows for a linear layer, samples for a convolution: some of them, spread over all."""
+    """Rows for a linear layer, samples for a convolution: some of them, evenly from all."""
 
     def some(t: Tensor) -> Tensor:
         rows = t.reshape(-1, t.shape[-1]) if dims == 2 else t
@@ -252,5 +252,5 @@ def _described(step: Step, chosen: dict[fx.Node, Factors]) -> Step:
     factors = next((f for node, f in chosen.items() if node.meta.get(STEP) is step), None)
     if factors is None:
         return step
-    note = f"{step.note}; spread of rank {factors.rank} ({factors.error:.1%} off)"
+    note = f"{step.note}; variances of rank {factors.rank} ({factors.error:.1%} off)"
     return replace(step, rule=f"{step.rule}, low rank", note=note)

@@ -21,7 +21,7 @@ from propagauss.posteriors.files import write
 
 
 class Noise(nn.Module):
-    """The spread that the random weight `W [out, in]` and bias `b [out]` of one linear layer add to `W a + b`.
+    """The covariance that the random weight `W [out, in]` and bias `b [out]` of one linear layer add to `W a + b`.
 
     With `a` of mean `m` and covariance `C`, `S = m mᵀ + C`:
 

@@ -233,8 +233,8 @@ class KroneckerNoise(Noise):
         if not self.has_weight:
             assert self.bias is not None
             return self.bias.diagonal().expand(*m.shape[:-1], -1)
-        spread = ((m @ self.rotation).square() @ self.right @ self.left).clamp(min=0)
-        return spread if self.bias is None else spread + self.bias.diagonal()
+        variance = ((m @ self.rotation).square() @ self.right @ self.left).clamp(min=0)
+        return variance if self.bias is None else variance + self.bias.diagonal()
 
     def covariance(self, left: Tensor, right: Tensor, c: Tensor | None) -> Tensor:
         if not self.has_weight:

@@ -151,8 +151,8 @@ class LowRankNoise(Noise):
         self.register_buffer("bias", None if bias is None else bias.clone())
 
     def weight_variance(self) -> Tensor | None:
-        spread = self.own.weight_variance()
-        return None if spread is None or self.weight is None else spread + self.weight.square().sum(0)
+        variance = self.own.weight_variance()
+        return None if variance is None or self.weight is None else variance + self.weight.square().sum(0)
 
     def variance(self, m: Tensor) -> Tensor:
         return self.own.variance(m) + self._moved(m).square().sum(-2)

@@ -80,7 +80,7 @@ class Worker:
         first = pa.array(np.arange(row, row + len(good))) if piece.ids is None else piece.ids
         found = outputs.complete(self._predicted(values[good], row), self.model.columns)
         if self.task.on_nan == "keep" and not good.all():
-            found = outputs.spread(found, good)
+            found = outputs.in_rows(found, good)
         elif not good.all():
             first = first.filter(pa.array(good))
         return outputs.batch(self.schema, first, found, self.task.lists)
@@ -102,8 +102,8 @@ class Worker:
             f" (and {int((~good).sum()) - 1} more in the {len(good)} rows from row {row})" if (~good).sum() > 1 else ""
         )
         return InputError(
-            f"row {row + i}, {self._place(j)} is {values[i, j]} in {values.dtype}{more}: mend the data, or leave such "
-            "rows out with --on-nan skip, or give them NaN with --on-nan keep; finished parts are kept"
+            f"row {row + i}, {self._place(j)} is {values[i, j]} in {values.dtype}{more}: correct the data, or leave "
+            "such rows out with --on-nan skip, or give them NaN with --on-nan keep; finished parts are kept"
         )
 
     def _place(self, entry: int) -> str:

@@ -184,12 +184,12 @@ def check_finite(latent: Gaussian, inputs: Any) -> Gaussian:
     """Refuse a latent that overflowed; `inputs` is what it was computed from. Nothing is read while tracing."""
     if torch.compiler.is_compiling():
         return latent
-    spread = latent.covariance if latent.is_full else latent.variance
+    covariance = latent.covariance if latent.is_full else latent.variance
     try:  # sums are finite only if every entry is, and cost less than asking each
-        sound = math.isfinite(latent.mean.sum().item() + spread.sum().item())
+        sound = math.isfinite(latent.mean.sum().item() + covariance.sum().item())
     except RuntimeError:  # values cannot be read under vmap, or from tensors without any
         return latent
-    bad = {} if sound else {"mean": ~latent.mean.isfinite(), "variance": ~spread.isfinite()}
+    bad = {} if sound else {"mean": ~latent.mean.isfinite(), "variance": ~covariance.isfinite()}
     found = {name: int(each.reshape(each.shape[:1].numel(), -1).any(1).sum()) for name, each in bad.items()}
     if any(found.values()):
         raise InputError(_overflow(found, latent, inputs))

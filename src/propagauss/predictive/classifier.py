@@ -61,7 +61,7 @@ class Classifier(Predictor):
         """Set `scale` to the minimiser of the mean NLPD over the `(x, y)` batches of `loader` (held-out data).
 
         `fit_report` says what it did. Changes neither the arg max of "mean_field" for two classes nor, by much, that of
-        the others; it cannot mend wrong means.
+        the others; it cannot correct wrong means.
         """
         return super().fit_scale(loader, progress)
 

@@ -1,4 +1,4 @@
-"""Under `torch.autocast`, means take the low precision of the plain model; spreads stay in full precision.
+"""Under `torch.autocast`, means take the low precision of the plain model; covariances stay in full precision.
 
 Squares of half-precision numbers overflow from 256 on and lose what little is left below the mean's own rounding.
 """

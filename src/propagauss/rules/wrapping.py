@@ -18,11 +18,11 @@ class RandomParameter(nn.Module):
     def __init__(self, mean: Tensor, variance: Tensor | None, covariance: Tensor | None):
         super().__init__()
         self.register_buffer("mean", mean.clone())
-        self.register_buffer("spread", (variance if covariance is None else covariance.unsqueeze(0)).clone())  # type: ignore[union-attr]
+        self.register_buffer("stored", (variance if covariance is None else covariance.unsqueeze(0)).clone())  # type: ignore[union-attr]
         self.kind: Structure = DIAGONAL if covariance is None else FULL
 
     def forward(self) -> Gaussian:
-        return Gaussian.of(self.kind, self.mean, self.spread)  # type: ignore[arg-type]
+        return Gaussian.of(self.kind, self.mean, self.stored)  # type: ignore[arg-type]
 
 
 class InputStructure(nn.Module):

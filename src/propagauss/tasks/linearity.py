@@ -276,7 +276,7 @@ def against_samples(
     ours = as_latent(call(net, *x, **named))
     total = sampled.variance.double().sum().item()
     if total <= 1e-12 * sampled.mean.double().square().sum().item():  # rounding
-        raise InputError("the sampled outputs do not vary: the posterior has no spread that reaches them")
+        raise InputError("the sampled outputs do not vary: no variance of the posterior reaches them")
     difference = (ours.variance - sampled.variance).double().abs().sum().item()
     misses = (ours.mean - sampled.mean).double().square().sum().item()
     ratio = ours.variance.double().sum().item() / total

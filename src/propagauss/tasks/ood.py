@@ -123,36 +123,36 @@ def mutual_information(latent: Gaussian, samples: int = 512, seed: int = 0) -> T
     Two classes: by quadrature over the difference of the logits. More: over quasi-random draws of the logits, the same
     for every input and at every call; the error falls about as 1/samples.
     """
-    mean, spread = latent.mean.double(), last_dimension(latent).double()
+    mean, covariance = latent.mean.double(), last_dimension(latent).double()
     if mean.dim() < 2 or mean.shape[-1] < 2:
         raise InputError(f"the latent has shape {tuple(mean.shape)}; [batch, ..., classes] with two classes is needed")
     if samples < 2:
         raise InputError(f"samples is {samples}; at least 2 are needed")
     if mean.shape[-1] == 2:
-        return _binary_information(mean, spread)
+        return _binary_information(mean, covariance)
     shape, classes = mean.shape[:-1], mean.shape[-1]
-    mean, spread = mean.reshape(-1, classes), spread.reshape(-1, *spread.shape[len(shape) :])
+    mean, covariance = mean.reshape(-1, classes), covariance.reshape(-1, *covariance.shape[len(shape) :])
     chunk = max(1, _BUDGET // (samples * classes))
     draws = _draws(samples, classes, seed).to(mean)
-    parts = [_sampled_information(m, c, draws) for m, c in zip(mean.split(chunk), spread.split(chunk), strict=True)]
+    parts = [_sampled_information(m, c, draws) for m, c in zip(mean.split(chunk), covariance.split(chunk), strict=True)]
     return torch.cat(parts).reshape(shape)
 
 
-def _sampled_information(mean: Tensor, spread: Tensor, draws: Tensor) -> Tensor:
-    if spread.dim() > mean.dim():
-        values, vectors = torch.linalg.eigh(spread)
+def _sampled_information(mean: Tensor, covariance: Tensor, draws: Tensor) -> Tensor:
+    if covariance.dim() > mean.dim():
+        values, vectors = torch.linalg.eigh(covariance)
         deviation = torch.einsum("nij,sj->sni", vectors * values.clamp(min=0).sqrt().unsqueeze(-2), draws)
     else:
-        deviation = draws.unsqueeze(1) * spread.clamp(min=0).sqrt()
+        deviation = draws.unsqueeze(1) * covariance.clamp(min=0).sqrt()
     return from_samples(mean + deviation).mutual_information  # type: ignore[return-value]
 
 
-def _binary_information(mean: Tensor, spread: Tensor) -> Tensor:
+def _binary_information(mean: Tensor, covariance: Tensor) -> Tensor:
     """Over `d = f_1 - f_0`: the trapezoidal rule on nine standard deviations either side, which converges fast."""
-    variance = spread if spread.dim() == mean.dim() else spread.diagonal(dim1=-2, dim2=-1)
+    variance = covariance if covariance.dim() == mean.dim() else covariance.diagonal(dim1=-2, dim2=-1)
     total = variance.sum(-1)
-    if spread.dim() > mean.dim():
-        total = total - 2 * spread[..., 0, 1]
+    if covariance.dim() > mean.dim():
+        total = total - 2 * covariance[..., 0, 1]
     nodes = torch.linspace(-9, 9, 1001, dtype=mean.dtype, device=mean.device)
     weights = torch.softmax(-0.5 * nodes.square(), 0)
     difference = (mean[..., 1] - mean[..., 0]).unsqueeze(-1) + total.clamp(min=0).sqrt().unsqueeze(-1) * nodes

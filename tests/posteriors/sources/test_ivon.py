@@ -27,7 +27,7 @@ def train(model: nn.Module, optimizer, steps: int = 5) -> None:
         optimizer.step()
 
 
-def spread_of_samples(model: nn.Module, optimizer, count: int = 4000) -> dict[str, torch.Tensor]:
+def stddev_of_samples(model: nn.Module, optimizer, count: int = 4000) -> dict[str, torch.Tensor]:
     """Standard deviations of the parameters that IVON itself draws: an account of the order that owes us nothing."""
     draws: dict[str, list[torch.Tensor]] = {n: [] for n, _ in model.named_parameters()}
     for _ in range(count):
@@ -47,8 +47,8 @@ def test_variance_is_that_of_ivons_own_samples():
         group["hess"] = torch.logspace(-1, 1, group["hess"].numel())[torch.randperm(group["hess"].numel())]
     posterior = from_ivon(optimizer, model)
     assert posterior.names == ("0.weight", "0.bias", "2.weight", "2.bias")
-    for name, spread in spread_of_samples(model, optimizer).items():
-        torch.testing.assert_close(posterior.variance(name).sqrt(), spread, rtol=0.08, atol=0.0)
+    for name, stddev in stddev_of_samples(model, optimizer).items():
+        torch.testing.assert_close(posterior.variance(name).sqrt(), stddev, rtol=0.08, atol=0.0)
 
 
 def test_every_entry_in_its_place():

@@ -218,9 +218,9 @@ def test_zero_variance_keeps_the_slope(g: Function) -> None:
 def test_huge_means_stay_finite(g: Function, m: float, variance: float) -> None:
     """The ratio of mean to deviation overflows long before either does."""
     mean = torch.full((1,), m)
-    out, spread = moments(g, mean, torch.full((1,), variance))
+    out, second = moments(g, mean, torch.full((1,), variance))
     torch.testing.assert_close(out, g(mean))
-    assert spread.isfinite().all()
+    assert second.isfinite().all()
 
 
 @each
@@ -273,7 +273,7 @@ def test_whole_network_agrees_with_monte_carlo(g: Function, structure: str) -> N
 def test_gradients(g: Function, structure: str) -> None:
     m = torch.tensor([[-0.8, 0.2], [1.3, -0.1]], dtype=torch.float64)
     c = random_psd(2, 2, 0.5, torch.Generator().manual_seed(2))
-    spread = c if structure == "full" else c.diagonal(dim1=1, dim2=2).clone()
+    stored = c if structure == "full" else c.diagonal(dim1=1, dim2=2).clone()
     make: Callable[..., pg.Gaussian] = pg.Gaussian.full if structure == "full" else pg.Gaussian.diagonal
     rule = rule_of(g)
 
@@ -281,7 +281,7 @@ def test_gradients(g: Function, structure: str) -> None:
         out = rule(make(mean, s))
         return out.mean, out.covariance if structure == "full" else out.variance
 
-    assert torch.autograd.gradcheck(forward, (m.clone().requires_grad_(), spread.clone().requires_grad_()))
+    assert torch.autograd.gradcheck(forward, (m.clone().requires_grad_(), stored.clone().requires_grad_()))
 
 
 @each

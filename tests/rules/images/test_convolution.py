@@ -18,14 +18,14 @@ from torch.nn import functional as F
 import propagauss as pg
 from posteriors.cases import make_posterior
 from reference import assert_covariance_close, bilinear, convolution_layer, convolution_terms, random_psd
-from rules.test_layers import BATCH, Layer, Own, Setup, reduce, rows, spread
+from rules.test_layers import BATCH, Layer, Own, Setup, covariance_of, reduce, rows
 
 SAMPLES = 4000
 KINDS = ("diagonal", "kronecker", "full", "low rank")
 
 
 class Frames(nn.Module):
-    """The images of a short film, each through the same convolution: a sample is spread over the batch dimension."""
+    """The images of a short film, each through the same convolution: a sample is several entries of the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def test_equals_the_sums_of_the_paper(name: str, kind: str, structure: str, unce
     expected = torch.stack([convolution_layer(weight, terms, s.joint, m, c, channels) for m, c in pairs])
     assert g.is_full == (structure == "full")
     torch.testing.assert_close(g.mean, s.module(s.mean), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(spread(g)[:2], reduce(expected, structure), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(covariance_of(g)[:2], reduce(expected, structure), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", [p for p in EXACT if p.values[0] in INDIRECT])
@@ -120,7 +120,7 @@ def test_equals_the_covariance_of_a_bilinear_function(name: str, kind: str, stru
     s = setup(name, kind, structure, uncertain)
     expected = torch.stack([expected_covariance(s, b) for b in range(BATCH)])
     torch.testing.assert_close(s.net(s.x).mean, s.module(s.mean), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(spread(s.net(s.x)), reduce(expected, structure), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(covariance_of(s.net(s.x)), reduce(expected, structure), rtol=1e-9, atol=1e-12)
 
 
 def expected_covariance(s: Setup, b: int) -> Tensor:
@@ -157,7 +157,7 @@ def test_no_posterior_covariance_gives_the_deterministic_layer(
     torch.testing.assert_close(g.mean, s.module(s.mean), rtol=1e-13, atol=1e-13)
     if uncertain:
         plain = pg.streamline(s.module, None, s.x, covariance=structure)(s.x)
-        torch.testing.assert_close(spread(g), spread(plain), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(covariance_of(g), covariance_of(plain), rtol=1e-12, atol=1e-14)
     else:
         assert torch.count_nonzero(g.variance) == 0
 
@@ -168,13 +168,13 @@ def test_batch_split_and_permutation_change_nothing(name: str, kind: str, struct
     whole, order = s.net(s.x), torch.tensor([2, 0, 1])
     parts = [s.net(rows(s.x, i.unsqueeze(0))) for i in order]
     torch.testing.assert_close(torch.cat([p.mean for p in parts]), whole.mean[order])
-    torch.testing.assert_close(torch.cat([spread(p, 1) for p in parts]), spread(whole)[order])
+    torch.testing.assert_close(torch.cat([covariance_of(p, 1) for p in parts]), covariance_of(whole)[order])
     empty = s.net(rows(s.x, order[:0]))
     assert empty.mean.shape == empty.variance.shape == (0, *whole.mean.shape[1:])
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", COMBINATIONS)
-def test_spread_is_a_covariance(name: str, kind: str, structure: str, uncertain: bool) -> None:
+def test_result_is_a_covariance(name: str, kind: str, structure: str, uncertain: bool) -> None:
     s = setup(name, kind, structure, uncertain)
     g = s.net(s.x)
     assert g.variance.shape == g.mean.shape
@@ -191,7 +191,7 @@ def test_gradients(name: str, kind: str, structure: str, uncertain: bool) -> Non
 
     def forward(m: Tensor, *v: Tensor) -> tuple[Tensor, Tensor]:
         g = s.net(make(m, *v) if v else m)
-        return g.mean, spread(g)
+        return g.mean, covariance_of(g)
 
     leaves = [s.mean] if isinstance(s.x, Tensor) else [s.x.mean, s.x.covariance if s.x.is_full else s.x.variance]
     assert torch.autograd.gradcheck(forward, [t.clone().requires_grad_() for t in leaves], fast_mode=True)
@@ -207,7 +207,7 @@ def test_exported_and_compiled_equal_eager(name: str, kind: str, structure: str,
     for other in (exported, compiled):
         g = other(s.x)
         torch.testing.assert_close(g.mean, expected.mean)
-        torch.testing.assert_close(spread(g), spread(expected))
+        torch.testing.assert_close(covariance_of(g), covariance_of(expected))
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", [p for p in EXACT if p.values[2] == "full"])
@@ -279,4 +279,4 @@ def test_random_scale_and_shift_of_a_norm(name: str, make: Callable[[], nn.Modul
 
     jacobian = torch.func.jacrev(call)(torch.cat([p.flatten() for p in parameters.values()]))
     torch.testing.assert_close(g.mean, module(x).detach())
-    torch.testing.assert_close(spread(g), reduce(jacobian @ joint @ jacobian.mT, structure))
+    torch.testing.assert_close(covariance_of(g), reduce(jacobian @ joint @ jacobian.mT, structure))

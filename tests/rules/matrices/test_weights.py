@@ -55,16 +55,16 @@ def test_a_bag_of_embeddings_counts_repeated_rows_as_one(mode: str, padding: int
 
 
 def test_weights_of_a_bag_may_be_uncertain() -> None:
-    weights, spread = numbers(8, seed=2), numbers(8, seed=3).square() * 1e-10
+    weights, variance = numbers(8, seed=2), numbers(8, seed=3).square() * 1e-10
     offsets = torch.tensor([0, 3, 8])
     words = WORDS.flatten()
     table = pg.Gaussian(TABLE, VARIANCE * 1e-10)
-    g = embedding_bag(table, words, offsets, 0, pg.Gaussian(weights, spread), True, None)[0]
+    g = embedding_bag(table, words, offsets, 0, pg.Gaussian(weights, variance), True, None)[0]
 
     def bag(w: Tensor, c: Tensor) -> Tensor:
         return F.embedding_bag(words, w, offsets, mode="sum", per_sample_weights=c, include_last_offset=True)
 
-    expected = squared_jacobian(bag, (TABLE, VARIANCE * 1e-10), (weights, spread))
+    expected = squared_jacobian(bag, (TABLE, VARIANCE * 1e-10), (weights, variance))
     torch.testing.assert_close(g.variance, expected, rtol=1e-6, atol=0)
 
 

@@ -30,11 +30,11 @@ def verdict(results: Sequence[Result]) -> list[str]:
 
 
 def prior(priors: Mapping[float, float]) -> str:
-    """Which prior precision was taken, from the validation NLPD of the plain network for each."""
+    """Which prior precision was taken, from the validation NLPD of the plain model for each."""
     taken = min(priors, key=lambda precision: priors[precision])
     tried = ", ".join(f"{precision:g}: {nlpd:.3f}" for precision, nlpd in priors.items())
     return (
-        f"The weight decay is that of a prior precision of {taken:g}, with which the plain network has the least NLPD "
+        f"The weight decay is that of a prior precision of {taken:g}, with which the plain model has the least NLPD "
         f"on the validation part ({tried}). It was chosen before any posterior was fitted."
     )
 
@@ -75,7 +75,7 @@ def times(results: Sequence[Result], seconds: float, batch: int) -> str:
     )
 
 
-def spreads(bands: Sequence[Band]) -> list[str]:
+def widths(bands: Sequence[Band]) -> list[str]:
     """How the bands at scale 1 compare with sampling, the reference for what a posterior implies."""
     lines = []
     for posterior in dict.fromkeys(b.posterior for b in bands):

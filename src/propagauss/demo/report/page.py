@@ -97,7 +97,7 @@ def _picture(demo: Demo) -> str:
         f"<p>Progress of diabetes from the body mass index alone: {sizes['train']} training and {sizes['validation']} "
         f"validation points, and {sizes['test']} points (hollow) that were kept from all methods to leave a gap. "
         "Sampling is the reference for what a posterior implies, however wide that is.</p>"
-        + html.bullets(commentary.spreads(demo.bands))
+        + html.bullets(commentary.widths(demo.bands))
         + html.figure(
             plots.bands(demo.bands, demo.grid, demo.picture.train, demo.picture.test),
             "Mean and two standard deviations, of the latent function (dark) and with the noise (light); body mass "

@@ -178,8 +178,8 @@ def bands(found: Sequence[Band], grid: Tensor, train: tuple[Tensor, Tensor], hel
 
 def _band_panel(axis: Axes, band: Band, x: np.ndarray) -> None:
     colour, mean = COLOURS[band.method], band.mean.numpy()
-    for spread, alpha in ((band.total, 0.2), (band.latent, 0.4)):
-        width = 2 * spread.numpy()
+    for stddev, alpha in ((band.total, 0.2), (band.latent, 0.4)):
+        width = 2 * stddev.numpy()
         axis.fill_between(x, mean - width, mean + width, color=colour, alpha=alpha, linewidth=0)
     axis.plot(x, mean, color=colour, linewidth=1.8, zorder=3)
     axis.set_title(band.method if band.scale is None else f"{band.method}, scale {band.scale:.2g}")

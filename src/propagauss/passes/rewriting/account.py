@@ -14,7 +14,7 @@ from propagauss.nodes import depends, hint, module_path, op_name
 from propagauss.passes.rewriting.new_graph import NewGraph
 from propagauss.posteriors.diagonal import DiagonalPosterior
 
-BY_MEAN = "by mean"  # in place of a rule
+MEAN_ALONE = "at the mean"  # in place of a rule
 
 Notes = Sequence[tuple[fx.Node, Step]]  # what was done at each op, in order
 
@@ -37,7 +37,7 @@ def plan_of(new: NewGraph, notes: Notes, left_out: AbstractSet[fx.Node]) -> Plan
         warnings.warn(f"the model never uses these parameters of the posterior: {', '.join(unused)}", stacklevel=5)
     remarks = []
     if idle:
-        remarks.append(f"no effect, as attention takes queries and keys by their mean: {', '.join(sorted(idle))}")
+        remarks.append(f"no effect, as attention fixes queries and keys at their means: {', '.join(sorted(idle))}")
     apart = sorted(names[n.name] for n in (left_out if new.options.full else _used_apart(new)))
     if apart:
         remarks.append(f"used at several places, which count as independent: {', '.join(apart)}")
@@ -67,7 +67,7 @@ def step_of(new: NewGraph, node: fx.Node, rule: str, note: str) -> Step:
         shape = tuple("B" if depends(s, new.traced.batch_symbols) else hint(s) for s in value.shape)
     elif isinstance(value, (tuple, list)):
         shape = (f"{len(value)} parts",)
-    structure = "none" if rule == BY_MEAN else new.options.covariance
+    structure = "none" if rule == MEAN_ALONE else new.options.covariance
     return Step(op_name(node.target), module_path(node), rule, structure, shape, note)
 
 

@@ -21,7 +21,7 @@ from propagauss.nodes import AT_MEAN, STEP, is_assertion, is_complex, is_float, 
 from propagauss.passes.demand import wanted
 from propagauss.passes.fusion import Chains, cut, is_pointwise
 from propagauss.passes.recognise import release
-from propagauss.passes.rewriting.account import BY_MEAN, plan_of, step_of, unsupported
+from propagauss.passes.rewriting.account import MEAN_ALONE, plan_of, step_of, unsupported
 from propagauss.passes.rewriting.joint import Joint
 from propagauss.passes.rewriting.new_graph import NewGraph
 from propagauss.passes.rewriting.site import OpSite
@@ -172,13 +172,14 @@ class Rewriter:
         new.env[node] = new.copied(node)
         self._remember_mean(node)
         if isinstance(node.meta.get("val"), Tensor) and not is_float(node):
-            self._note(node, step_of(new, node, BY_MEAN, "decided by the mean, deterministic from here on"))
+            self._note(node, step_of(new, node, MEAN_ALONE, "decided by the mean, deterministic from here on"))
 
     def _remember_mean(self, node: fx.Node) -> None:
         """A plain value that stands for an uncertain one; where it becomes attention weights, the plan says so."""
         self.from_means.add(node)
         if node.meta.get(AT_MEAN):
-            self._note(node, step_of(self.new, node, BY_MEAN, "attention weights at the mean of queries and keys"))
+            note = "attention weights: queries and keys fixed at their means"
+            self._note(node, step_of(self.new, node, MEAN_ALONE, note))
 
     # -- one op on uncertain values
 

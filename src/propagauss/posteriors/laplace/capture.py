@@ -172,12 +172,12 @@ def _convolution(
 def patches(x: Tensor, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
     """The inputs that a convolution multiplies with its weight: `[B, C, *size] -> [B * places, G, C / G * kernel]`."""
     n = len(kernel)
-    steps, gaps = _spread(stride, n), _spread(dilation, n)
+    steps, gaps = _for_each_axis(stride, n), _for_each_axis(dilation, n)
     spans = [gap * (k - 1) for k, gap in zip(kernel, gaps, strict=True)]
     if padding == "same":
         sides = [(span // 2, span - span // 2) for span in spans]
     else:
-        sides = [(p, p) for p in _spread(0 if padding == "valid" else padding, n)]
+        sides = [(p, p) for p in _for_each_axis(0 if padding == "valid" else padding, n)]
     x = F.pad(x, [p for side in reversed(sides) for p in side])
     for axis in range(n):
         x = x.unfold(2 + axis, spans[axis] + 1, steps[axis])[..., :: gaps[axis]]
@@ -186,7 +186,7 @@ def patches(x: Tensor, kernel: tuple[int, ...], stride: Any, padding: Any, dilat
     return x.permute(0, 3, 1, 2, 4).reshape(-1, groups, x.shape[2] * taps)
 
 
-def _spread(value: Any, n: int) -> tuple[int, ...]:
+def _for_each_axis(value: Any, n: int) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * n if len(values) == 1 else values
 

@@ -79,7 +79,7 @@ def _read(snapshot: Mapping[str, Tensor], parameters: Mapping[str, Tensor], inde
 def _check_mean(
     parameters: Mapping[str, Tensor], mean: Mapping[str, Tensor], squares: Mapping[str, Tensor], count: int
 ) -> None:
-    """Raise unless the model holds the mean, up to a small part of the spread and rounding."""
+    """Raise unless the model holds the mean, up to a small part of the standard deviation and rounding."""
     for n, p in parameters.items():
         away = (p.double() - mean[n]).abs()
         allowed = 0.01 * (squares[n] / count).sqrt() + 1e3 * torch.finfo(p.dtype).eps * mean[n].abs()

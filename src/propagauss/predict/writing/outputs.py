@@ -40,12 +40,12 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 DERIVED = {"argmax": _argmax, "entropy": _entropy}
 
 
-def spread(found: Arrays, there: np.ndarray) -> dict[str, np.ndarray]:
+def in_rows(found: Arrays, there: np.ndarray) -> dict[str, np.ndarray]:
     """In the rows that are `there`; the others are NaN, or masked where there is no NaN."""
-    return {name: _spread(value, there) for name, value in found.items()}
+    return {name: _in_rows(value, there) for name, value in found.items()}
 
 
-def _spread(value: np.ndarray, there: np.ndarray) -> np.ndarray:
+def _in_rows(value: np.ndarray, there: np.ndarray) -> np.ndarray:
     if value.dtype.kind == "f":
         full = np.full((len(there), *value.shape[1:]), np.nan, value.dtype)
     else:

@@ -22,16 +22,16 @@ def convolution_low_rank(
     left: Tensor,
     right_mean: Tensor | None,
     right_variance: Tensor | None,
-    bias_spread: Tensor | None,
+    bias_variance: Tensor | None,
     settings: Settings,
 ) -> Gaussian:
     """`var = L * (R_m * m² + R_v * v) + v_b`: `rank` kernels on the right, kernels of one place on the left."""
     m, v = mean_of(x), x.variance if isinstance(x, Gaussian) else None
-    spread = in_full_precision(_thin_convolution, m, v, left, right_mean, right_variance, bias_spread, settings)
-    return Gaussian.diagonal(convolve(m, weight, bias, settings), spread)
+    variance = in_full_precision(_low_rank_variance, m, v, left, right_mean, right_variance, bias_variance, settings)
+    return Gaussian.diagonal(convolve(m, weight, bias, settings), variance)
 
 
-def _thin_convolution(
+def _low_rank_variance(
     m: Tensor,
     v: Tensor | None,
     left: Tensor,
@@ -40,14 +40,14 @@ def _thin_convolution(
     own: Tensor | None,
     settings: Settings,
 ) -> Tensor:
-    thin = 0.0 if of_mean is None else convolve(m * m, of_mean, None, settings)
+    narrow = 0.0 if of_mean is None else convolve(m * m, of_mean, None, settings)
     if of_variance is not None:
         assert v is not None
         carried = convolve(v, of_variance, None, settings)
-        thin = carried if of_mean is None else thin + carried
-    assert isinstance(thin, Tensor)
+        narrow = carried if of_mean is None else narrow + carried
+    assert isinstance(narrow, Tensor)
     one, none = [1] * (m.dim() - 2), [0] * (m.dim() - 2)
-    return torch.convolution(thin, left, own, one, none, one, False, none, 1)
+    return torch.convolution(narrow, left, own, one, none, one, False, none, 1)
 
 
 @has_low_rank(convolution_low_rank, of_variance=3, setting=4)
@@ -56,20 +56,22 @@ def convolution_fixed_weight(
 ) -> Gaussian:
     """Fixed weights, random input: `var = v * W²`; in the full structure both sides of the covariance go through."""
     mean = convolve(x.mean, weight, bias, settings)
-    return x.mapped(mean, lambda t: convolve(t, weight, None, settings), lambda v: _spread(v, squared, None, settings))
+    return x.mapped(
+        mean, lambda t: convolve(t, weight, None, settings), lambda v: _convolved(v, squared, None, settings)
+    )
 
 
 def convolution_random_bias(
     x: Gaussian | Tensor,
     weight: Tensor,
     bias: Tensor,
-    bias_spread: Tensor,
+    bias_variance: Tensor,
     second: Tensor | None,
     settings: Settings,
 ) -> Gaussian:
     """Only the bias is random: `var = v_b + v * W²`."""
     mean = convolve(mean_of(x), weight, bias, settings)
-    own = bias_spread.reshape(-1, *[1] * (mean.dim() - 2)).expand_as(mean)
+    own = bias_variance.reshape(-1, *[1] * (mean.dim() - 2)).expand_as(mean)
     return Gaussian.diagonal(mean, _with_input(own, x, second, settings))
 
 
@@ -78,14 +80,14 @@ def convolution_independent(
     x: Gaussian | Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    spread: Tensor,
-    bias_spread: Tensor | None,
+    weight_variance: Tensor,
+    bias_variance: Tensor | None,
     second: Tensor | None,
     settings: Settings,
 ) -> Gaussian:
     """Independent weights: `var = m² * V + v_b + v * (W² + V)`, the last kernel precomputed."""
     m = mean_of(x)
-    own = in_full_precision(_own, m, spread, bias_spread, settings)
+    own = in_full_precision(_own, m, weight_variance, bias_variance, settings)
     return Gaussian.diagonal(convolve(m, weight, bias, settings), _with_input(own, x, second, settings))
 
 
@@ -95,7 +97,7 @@ def convolution_rotated(
     bias: Tensor | None,
     rotation: Tensor,
     mixing: Tensor,
-    bias_spread: Tensor | None,
+    bias_variance: Tensor | None,
     second: Tensor | None,
     settings: Settings,
 ) -> Gaussian:
@@ -104,7 +106,7 @@ def convolution_rotated(
     `Q_Aᵀ m_l` at all places is a convolution with the eigenvectors as kernels: no patch is ever unfolded.
     """
     m = mean_of(x)
-    own = in_full_precision(_rotated, m, rotation, mixing, bias_spread, settings)
+    own = in_full_precision(_rotated, m, rotation, mixing, bias_variance, settings)
     return Gaussian.diagonal(convolve(m, weight, bias, settings), _with_input(own, x, second, settings))
 
 
@@ -116,20 +118,20 @@ def convolution_rooted(
     offsets: Tensor | None,
     second: Tensor | None,
     settings: Settings,
-    spread: Tensor | None = None,
-    bias_spread: Tensor | None = None,
+    weight_variance: Tensor | None = None,
+    bias_variance: Tensor | None = None,
 ) -> Gaussian:
     """Any joint posterior: `var_o = Σ_r (R_or * m + ρ_or)² + v * (W² + V)`.
 
     `(R_or, ρ_or)` are the columns of a root of the joint covariance of `(W_o, b_o)`: a sum of squares, never negative.
-    They may be few, with a `spread` of independent weights beside them.
+    They may be few, with a `weight_variance` of independent weights beside them.
     """
     m = mean_of(x)
     mean = convolve(m, weight, bias, settings)
-    squares = _spread(m, roots, offsets, settings).square()
+    squares = _convolved(m, roots, offsets, settings).square()
     own = squares.unflatten(1, (mean.shape[1], -1)).sum(2)
-    if spread is not None:
-        own = own + in_full_precision(_own, m, spread, bias_spread, settings)
+    if weight_variance is not None:
+        own = own + in_full_precision(_own, m, weight_variance, bias_variance, settings)
     return Gaussian.diagonal(mean, _with_input(own, x, second, settings))
 
 
@@ -140,11 +142,11 @@ def convolution_of_values(
     w, b = mean_of(weight), None if bias is None else mean_of(bias)
     mean = convolve(mean_of(x), w, b, settings)
     if isinstance(x, Gaussian) and isinstance(weight, Tensor) and not isinstance(bias, Gaussian):
-        return x.mapped(mean, lambda t: convolve(t, w, None, settings), lambda v: _spread(v, w * w, None, settings))
-    spread = torch.zeros_like(w) if isinstance(weight, Tensor) else weight.variance
-    bias_spread = bias.variance if isinstance(bias, Gaussian) else None
-    own = in_full_precision(_own, mean_of(x), spread, bias_spread, settings)
-    return Gaussian.diagonal(mean, _with_input(own, x, w.square() + spread, settings))
+        return x.mapped(mean, lambda t: convolve(t, w, None, settings), lambda v: _convolved(v, w * w, None, settings))
+    weight_variance = torch.zeros_like(w) if isinstance(weight, Tensor) else weight.variance
+    bias_variance = bias.variance if isinstance(bias, Gaussian) else None
+    own = in_full_precision(_own, mean_of(x), weight_variance, bias_variance, settings)
+    return Gaussian.diagonal(mean, _with_input(own, x, w.square() + weight_variance, settings))
 
 
 def _with_input(own: Tensor, x: Gaussian | Tensor, second: Tensor | None, settings: Settings) -> Tensor:
@@ -152,18 +154,18 @@ def _with_input(own: Tensor, x: Gaussian | Tensor, second: Tensor | None, settin
     if isinstance(x, Tensor):
         return own
     assert second is not None
-    return own + _spread(x.variance, second, None, settings)
+    return own + _convolved(x.variance, second, None, settings)
 
 
-def _own(m: Tensor, spread: Tensor, bias_spread: Tensor | None, settings: Settings) -> Tensor:
-    return convolve(m * m, spread, bias_spread, settings)
+def _own(m: Tensor, weight_variance: Tensor, bias_variance: Tensor | None, settings: Settings) -> Tensor:
+    return convolve(m * m, weight_variance, bias_variance, settings)
 
 
-def _rotated(m: Tensor, rotation: Tensor, mixing: Tensor, bias_spread: Tensor | None, settings: Settings) -> Tensor:
+def _rotated(m: Tensor, rotation: Tensor, mixing: Tensor, bias_variance: Tensor | None, settings: Settings) -> Tensor:
     flat, none = [1] * (m.dim() - 2), [0] * (m.dim() - 2)
     squares = convolve(m, rotation, None, settings).square()
-    return torch.convolution(squares, mixing, bias_spread, flat, none, flat, False, none, settings[-1])
+    return torch.convolution(squares, mixing, bias_variance, flat, none, flat, False, none, settings[-1])
 
 
-def _spread(values: Tensor, kernels: Tensor, offsets: Tensor | None, settings: Settings) -> Tensor:
+def _convolved(values: Tensor, kernels: Tensor, offsets: Tensor | None, settings: Settings) -> Tensor:
     return in_full_precision(convolve, values, kernels, offsets, settings)

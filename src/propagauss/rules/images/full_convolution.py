@@ -63,21 +63,21 @@ class BiasNoise(nn.Module):
 class IndependentNoise(nn.Module):
     """`noise = δ_ok (Σ_p S_lp,mp V_op + v_o)`"""
 
-    spread: Tensor
+    weight_variance: Tensor
     bias: Tensor | None
 
-    def __init__(self, spread: Tensor, bias: Tensor | None):
+    def __init__(self, weight_variance: Tensor, bias: Tensor | None):
         super().__init__()
-        self.register_buffer("spread", spread)  # [G, out / G, P]
+        self.register_buffer("weight_variance", weight_variance)  # [G, out / G, P]
         self.register_buffer("bias", bias)  # [out]
 
     def forward(self, patches: Tensor, c: Tensor | None, index: Tensor) -> Tensor:
         """`patches: [B, L, G, P]`, `c: [B, n, n]`, `index: [L, G, P]`"""
-        noise = torch.einsum("blgp,gop,bmgp->bgolm", patches, self.spread, patches)
+        noise = torch.einsum("blgp,gop,bmgp->bgolm", patches, self.weight_variance, patches)
         if c is not None:
             at = index.transpose(0, 1)
             pairs = F.pad(c, (1, 0, 1, 0))[:, at.unsqueeze(2), at.unsqueeze(1)]  # [B, G, L, L, P]
-            noise = noise + torch.einsum("bglmp,gop->bgolm", pairs, self.spread)
+            noise = noise + torch.einsum("bglmp,gop->bgolm", pairs, self.weight_variance)
         noise = noise.flatten(1, 2).permute(0, 2, 3, 1)  # [B, L, L, out]
         noise = noise if self.bias is None else noise + self.bias
         return torch.diag_embed(noise).permute(0, 3, 1, 4, 2)

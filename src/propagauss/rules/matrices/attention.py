@@ -1,8 +1,8 @@
 """Scaled dot-product attention: `out = P V`, `P = softmax(Q Kᵀ / √d + mask)`.
 
-As in the paper, queries and keys enter by their mean, so `P` is fixed and `E[out] = P E[V]`, `Var[out] = P² Var[V]`.
-Tokens are independent in the diagonal structure; the full one keeps their covariance. What is left out is the
-uncertainty of *where* to look, `Q` and `K`.
+As in the paper, queries and keys are fixed at their means, so `P` is fixed and `E[out] = P E[V]`,
+`Var[out] = P² Var[V]`. Tokens are independent in the diagonal structure; the full one keeps their covariance. What is
+left out is the uncertainty of *where* to look, `Q` and `K`.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def attention(
 ) -> Gaussian:
     p = attention_weights(mean_of(q), mean_of(k), mean_of(mask), is_causal, scale, grouped)
 
-    def spread(t: Tensor) -> Tensor:
+    def variance(t: Tensor) -> Tensor:
         return in_full_precision(lambda s, weights: _mix(s, weights.square(), grouped), t, p)
 
-    return v.mapped(_mix(v.mean, p, grouped), lambda t: _mix(t, p, grouped), spread)
+    return v.mapped(_mix(v.mean, p, grouped), lambda t: _mix(t, p, grouped), variance)
 
 
 def _mix(t: Tensor, weights: Tensor, grouped: bool) -> Tensor:
@@ -90,13 +90,13 @@ def build_attention(site: Site) -> Built:
     defaults = (None, 0.0, False)
     q, k, v, mask, _, causal = (*site.args, *defaults[len(site.args) - 3 :])[:6]
     settings = (mask, causal, site.kwargs.get("scale"), site.kwargs.get("enable_gqa", False))
-    return Built(attention, (q, k, v, *settings), "queries and keys by their mean")
+    return Built(attention, (q, k, v, *settings), "queries and keys fixed at their means")
 
 
 def linear_after_attention(
     x: Tensor, weight: Tensor, bias: Tensor | None, flipped: bool, *what_its_rule_needs: object
 ) -> Tensor:
-    """An output projection of attention, as value_covariance.py puts it into graphs; here, without spread."""
+    """An output projection of attention, as value_covariance.py puts it into graphs; here, of means alone."""
     return F.linear(x, weight.mT if flipped else weight, bias)
 
 
@@ -142,20 +142,20 @@ class OutputProjection(nn.Module):
         batch, heads, rows, tokens = squared.shape
         mean = F.linear(x.mean, self.weight, self.bias)
         own = self._own_variance(h)
-        spread = mean.new_zeros((batch, rows, mean.shape[-1]))
+        variance = mean.new_zeros((batch, rows, mean.shape[-1]))
         if isinstance(h, Gaussian):
             s = self._tokens(h.variance, batch, tokens).unsqueeze(1)
             mixed = (squared @ s).transpose(1, 2).reshape(batch, rows, -1)  # [B, T, H * in]
-            spread = spread + mixed @ self.product
+            variance = variance + mixed @ self.product
         if own is not None:
             noise = self._tokens(own, batch, tokens)[..., self.rows].unflatten(-1, (heads, self.d)).transpose(1, 2)
-            spread = spread + (squared @ noise).transpose(1, 2).reshape(batch, rows, -1) @ self.squared_t
-        spread = (spread.transpose(0, 1) if self.output_by_time else spread).reshape(mean.shape)
+            variance = variance + (squared @ noise).transpose(1, 2).reshape(batch, rows, -1) @ self.squared_t
+        variance = (variance.transpose(0, 1) if self.output_by_time else variance).reshape(mean.shape)
         if self.noise is not None:
-            spread = spread + self.noise.variance(x.mean)
+            variance = variance + self.noise.variance(x.mean)
             if self.marginal_t is not None:
-                spread = spread + x.variance @ self.marginal_t
-        return Gaussian.diagonal(mean, spread)
+                variance = variance + x.variance @ self.marginal_t
+        return Gaussian.diagonal(mean, variance)
 
     def _tokens(self, values: Tensor, batch: int, tokens: int) -> Tensor:
         """`[B, T, n]`"""

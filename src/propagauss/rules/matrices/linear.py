@@ -174,7 +174,7 @@ def _wanted(layer: PlacedLayer) -> tuple[slice, Others, str]:
     if layer.wanted_outputs is None:
         return slice(None), None, layer.note
     part = slice(*layer.wanted_outputs)
-    note = f"{layer.note}; spread of outputs {part.start} to {part.stop - 1} only, the others enter by their mean"
+    note = f"{layer.note}; variance of outputs {part.start} to {part.stop - 1} only, the others fixed at their means"
     return part, (part.start, len(layer.stored.matrix) - part.stop), note
 
 

@@ -27,32 +27,37 @@ def linear_low_rank(
     left: Tensor,
     right_mean: Tensor | None,
     right_variance: Tensor | None,
-    bias_spread: Tensor | None,
+    bias_variance: Tensor | None,
     others: Others = None,
 ) -> Gaussian:
     """`var = L (R_m m² + R_v v) + v_b`, with `right_mean` and `right_variance` of shape `[in, rank]`."""
     m, v = mean_of(x), x.variance if isinstance(x, Gaussian) else None
-    spread = in_full_precision(_thin_linear, m, v, left, right_mean, right_variance, bias_spread)
-    return Gaussian.diagonal(F.linear(m, weight, bias), beside(spread, others))
+    variance = in_full_precision(_low_rank_variance, m, v, left, right_mean, right_variance, bias_variance)
+    return Gaussian.diagonal(F.linear(m, weight, bias), beside(variance, others))
 
 
-def _thin_linear(
+def _low_rank_variance(
     m: Tensor, v: Tensor | None, left: Tensor, of_mean: Tensor | None, of_variance: Tensor | None, own: Tensor | None
 ) -> Tensor:
-    thin = 0.0 if of_mean is None else (m * m) @ of_mean
+    narrow = 0.0 if of_mean is None else (m * m) @ of_mean
     if of_variance is not None:
         assert v is not None
-        thin = v @ of_variance if of_mean is None else thin + v @ of_variance
-    assert isinstance(thin, Tensor)
-    return F.linear(thin, left, own)
+        narrow = v @ of_variance if of_mean is None else narrow + v @ of_variance
+    assert isinstance(narrow, Tensor)
+    return F.linear(narrow, left, own)
 
 
 @has_low_rank(linear_low_rank, of_mean=3, own=4, setting=5)
 def linear_fixed_input(
-    x: Tensor, weight: Tensor, bias: Tensor | None, spread: Tensor, bias_spread: Tensor | None, others: Others = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight_variance: Tensor,
+    bias_variance: Tensor | None,
+    others: Others = None,
 ) -> Gaussian:
     """Independent weights, fixed input: `var = m² Vᵀ + v_b`. Two products of the size of the layer's own."""
-    own = in_full_precision(_own, x, spread, bias_spread)
+    own = in_full_precision(_own, x, weight_variance, bias_variance)
     return Gaussian.diagonal(F.linear(x, weight, bias), beside(own, others))
 
 
@@ -61,14 +66,14 @@ def linear_random_input(
     x: Gaussian,
     weight: Tensor,
     bias: Tensor | None,
-    spread: Tensor,
-    bias_spread: Tensor | None,
+    weight_variance: Tensor,
+    bias_variance: Tensor | None,
     second_t: Tensor,
     others: Others = None,
 ) -> Gaussian:
     """Independent weights, random input: `var = m² Vᵀ + v_b + v (W² + V)ᵀ`, the second matrix precomputed."""
     m = x.mean
-    both = in_full_precision(_own_and_carried, m, x.variance, spread, bias_spread, second_t)
+    both = in_full_precision(_own_and_carried, m, x.variance, weight_variance, bias_variance, second_t)
     return Gaussian.diagonal(F.linear(m, weight, bias), beside(both, others))
 
 
@@ -81,16 +86,18 @@ def linear_fixed_weight(
     return Gaussian.diagonal(F.linear(x.mean, weight, bias), beside(carried, others))
 
 
-def _own(m: Tensor, spread: Tensor, bias_spread: Tensor | None) -> Tensor:
-    return F.linear(m * m, spread, bias_spread)
+def _own(m: Tensor, weight_variance: Tensor, bias_variance: Tensor | None) -> Tensor:
+    return F.linear(m * m, weight_variance, bias_variance)
 
 
-def _own_and_carried(m: Tensor, v: Tensor, spread: Tensor, bias_spread: Tensor | None, second_t: Tensor) -> Tensor:
-    return _accumulate(F.linear(m * m, spread, bias_spread), v, second_t)
+def _own_and_carried(
+    m: Tensor, v: Tensor, weight_variance: Tensor, bias_variance: Tensor | None, second_t: Tensor
+) -> Tensor:
+    return _accumulate(F.linear(m * m, weight_variance, bias_variance), v, second_t)
 
 
 def beside(variance: Tensor, others: Others) -> Tensor:
-    """With zeros for the outputs whose spread nobody wants."""
+    """With zeros for the outputs whose variance nobody wants."""
     return variance if others is None else F.pad(variance, others)
 
 
@@ -110,11 +117,11 @@ class Linear(nn.Module):
 
     def forward(self, x: Gaussian | Tensor) -> Gaussian:
         m = x if isinstance(x, Tensor) else x.mean
-        spread = in_full_precision(self.noise.variance, m)
+        variance = in_full_precision(self.noise.variance, m)
         if isinstance(x, Gaussian):
             assert self.second_t is not None
-            spread = in_full_precision(_accumulate, spread, x.variance, self.second_t)
-        return Gaussian.diagonal(F.linear(m, self.weight, self.bias), spread)
+            variance = in_full_precision(_accumulate, variance, x.variance, self.second_t)
+        return Gaussian.diagonal(F.linear(m, self.weight, self.bias), variance)
 
 
 class FullLinear(nn.Module):
@@ -135,10 +142,10 @@ class FullLinear(nn.Module):
         mean = F.linear(m, self.weight, self.bias)
         c = None if isinstance(x, Tensor) else x.covariance
         if self.positions == 1:
-            spread = in_full_precision(self._one, m.reshape(-1, m.shape[-1]), c)
+            covariance = in_full_precision(self._one, m.reshape(-1, m.shape[-1]), c)
         else:
-            spread = in_full_precision(self._several, m, c)
-        return Gaussian.full(mean, spread)
+            covariance = in_full_precision(self._several, m, c)
+        return Gaussian.full(mean, covariance)
 
     def _one(self, m: Tensor, c: Tensor | None) -> Tensor:
         """`m: [B, in]`, `c: [B, in, in]` -> `[B, out, out]`"""
@@ -206,8 +213,8 @@ def _kronecker(
 
 def second_moment(weight: Tensor, noise: Noise | None) -> Tensor:
     """`E[W²]`, entry by entry."""
-    spread = None if noise is None else noise.weight_variance()
-    return weight.square() if spread is None else weight.square() + spread
+    variance = None if noise is None else noise.weight_variance()
+    return weight.square() if variance is None else weight.square() + variance
 
 
 def _accumulate(start: Tensor, v: Tensor, matrix_t: Tensor) -> Tensor:

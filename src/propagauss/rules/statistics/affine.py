@@ -34,10 +34,10 @@ def affine(unit: Gaussian | Tensor, weight: Affine, bias: Affine, cross: Tensor 
         return y if cross is None else _with_cross(y, mean_of(unit), cross)
     u = mean_of(unit)
     mean = u * weight.mean if bias is None else u * weight.mean + mean_of(bias)
-    spread = own_variance(u, weight, bias, cross)
+    variance = own_variance(u, weight, bias, cross)
     if isinstance(unit, Gaussian):
-        spread = torch.addcmul(spread, unit.variance, second_moment(weight))
-    return Gaussian.diagonal(mean, spread)
+        variance = torch.addcmul(variance, unit.variance, second_moment(weight))
+    return Gaussian.diagonal(mean, variance)
 
 
 def own_variance(u: Tensor, weight: Gaussian, bias: Affine, cross: Tensor | None) -> Tensor:

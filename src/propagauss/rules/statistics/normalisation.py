@@ -46,10 +46,10 @@ def normalise_channels(
     unit = aten.batch_norm(m, None, None, mean, variance, False, 0.0, eps, False)
     w, b = _per_channel(weight, m.dim()), _per_channel(bias, m.dim())
     if isinstance(weight, Gaussian) and not weight.is_full:  # in few passes over the data
-        spread = own_variance(unit, w, b, cross)
+        total = own_variance(unit, w, b, cross)
         if isinstance(x, Gaussian):
-            spread = torch.addcmul(spread, x.variance, _per_channel(gain.square() * second_moment(weight), m.dim()))
-        return Gaussian.diagonal(own, spread)
+            total = torch.addcmul(total, x.variance, _per_channel(gain.square() * second_moment(weight), m.dim()))
+        return Gaussian.diagonal(own, total)
     normalised = x.scaled(unit, _per_channel(gain, m.dim())) if isinstance(x, Gaussian) else unit
     return affine(normalised, w, b, cross).with_mean(own)
 
