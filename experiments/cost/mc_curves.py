@@ -76,7 +76,7 @@ class Target:
 def curve(
     draws: Draws, x: Tensor, target: Target, counts: Sequence[int], title: str = "draws"
 ) -> list[dict[str, float]]:
-    """For each number of draws (multiples of the first): mean and standard deviation of the metrics of separate predictions."""
+    """For each number of draws (multiples of the first): the metrics of separate predictions, mean and stddev."""
     block, total = counts[0], counts[-1]
     found = draws.outputs(x, block, total)
     shown = tqdm(found, desc=title, total=total // block, leave=False, disable=None)

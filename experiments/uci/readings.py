@@ -137,8 +137,8 @@ def _blame(share: float) -> str:
     if share < 0.25:
         return "it is not the fit of a scale, but how its variance is shared out among the points"
     return (
-        f"{100 * share:.0f}% of it comes with the fit of a scale, the rest from how its variance is shared out among the "
-        "points"
+        f"{100 * share:.0f}% of it comes with the fit of a scale, the rest from how its variance is shared out among "
+        "the points"
     )
 
 

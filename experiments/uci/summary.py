@@ -1,4 +1,4 @@
-"""The stored folds of one UCI set, taken together: means, standard deviations over folds and which methods are the best."""
+"""The stored folds of one UCI set, taken together: mean and standard deviation over folds, which methods are best."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 
 import propagauss as pg
 from experiments.cost import mc_samples
-from experiments.cost.mc_curves import Draws, Target, curve, reaches, saturation
+from experiments.cost.mc_curves import NLPD_STDDEV, Draws, Target, curve, reaches, saturation
 from experiments.frame.experiment import Context
 from experiments.frame.run import run
 from experiments.published import uci as published
@@ -22,7 +22,7 @@ from experiments.report.page import section
 from experiments.uci import layers as uci_layers
 from experiments.uci import uci
 from experiments.uci.data import SETS, encode, load, split
-from experiments.uci.methods import bold, glm_scores, moments, our_scores, pooled, sampling_scores
+from experiments.uci.methods import STDDEV, bold, glm_scores, moments, our_scores, pooled, sampling_scores
 from experiments.uci.posteriors import full_laplace, laplace
 from experiments.uci.summary import Summary, _ranks
 from propagauss.baselines import GLM
@@ -144,8 +144,8 @@ def test_sampling_scores_are_the_mixture(fitted, parts):
 def test_one_layer_has_no_covariance_to_other_layers(parts):
     """A linear model: GLM, GLM layer by layer and ours are the same."""
     fitted = laplace(parts, [4, 1], 20, 0)
-    found = {name: numbers["spread"] for name, numbers in uci_layers.compare(fitted, parts).items()}
-    assert all(spread == pytest.approx(found["GLM"], rel=1e-3) for spread in found.values())
+    found = {name: numbers[STDDEV] for name, numbers in uci_layers.compare(fitted, parts).items()}
+    assert all(stddev == pytest.approx(found["GLM"], rel=1e-3) for stddev in found.values())
 
 
 # -- tests
@@ -184,7 +184,7 @@ def test_curves_hold_separate_predictions(fitted, parts):
     assert points[-1]["nlpd"] == pytest.approx(-density.mean().item(), rel=1e-6)
     rmse = (outputs.mean(0) - y).square().mean().sqrt().item()
     assert points[-1]["second"] == pytest.approx(rmse, rel=1e-6)
-    assert points[-1]["nlpd_spread"] is None and points[0]["nlpd_spread"] > 0
+    assert points[-1][NLPD_STDDEV] is None and points[0][NLPD_STDDEV] > 0
 
 
 def test_draws_of_classes_one_by_one_are_those_at_once():
