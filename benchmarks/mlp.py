@@ -25,7 +25,7 @@ JACOBIANS_UP_TO = 64  # the Jacobians of a GLM take [batch, outputs, parameters]
 # The limits that the streamlined network is to keep in eager mode, by batch size: ratios to the plain forward,
 DIAGONAL_LIMITS = {1: 3.4, 64: 2.9, 1024: 2.7}
 KRONECKER_FULL_LIMITS = {1: 9.0, 64: 36.0}
-THIN_LIMITS = {64: 2.0, 1024: 1.6}
+LOW_RANK_LIMITS = {64: 2.0, 1024: 1.6}
 # and how many times faster it is to be than others.
 SUQ, GLM = "suq", "laplace-torch GLM"
 FASTER = {SUQ: {1: 4.0, 64: 2.0, 1024: 1.4}, GLM: {1: 20.0, 64: 500.0}}
@@ -174,7 +174,7 @@ def diagonal(batch: int) -> Case:
         Method(
             f"streamlined, variance_tolerance={TOLERANCE}",
             partial(low_rank, SIZES),
-            limit=THIN_LIMITS.get(batch),
+            limit=LOW_RANK_LIMITS.get(batch),
             error=partial(sd_error, exact, lambda: data(SIZES)[0][256:]),
             error_limit=TOLERANCE,
         ),

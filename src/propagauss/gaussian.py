@@ -96,8 +96,8 @@ class Gaussian:
 
     def sample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
         """Draws of shape `[*shape, *mean.shape]`."""
-        noise = torch.randn((*shape, *self.mean.shape), generator=generator, dtype=self.dtype, device=self.device)
-        return self.mean + self.kind.deviation(self, noise)
+        standard = torch.randn((*shape, *self.mean.shape), generator=generator, dtype=self.dtype, device=self.device)
+        return self.mean + self.kind.deviation(self, standard)
 
     def __repr__(self) -> str:
         return f"Gaussian(shape={tuple(self.mean.shape)}, structure={self.structure!r}, dtype={self.mean.dtype})"

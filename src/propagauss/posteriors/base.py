@@ -1,4 +1,4 @@
-"""What every posterior can do, and the one thing that rules ask of it: the noise that a random layer adds.
+"""What every posterior can do, and the one thing that rules ask of it: the layer noise.
 
 A posterior is a zero-mean Gaussian over deviations of named parameters; its mean is the model's own parameters, which
 it never holds. All sizes that only the model knows (the shapes of the parameters) come in through `bind`.
@@ -21,7 +21,7 @@ from propagauss.posteriors.files import write
 
 
 class Noise(nn.Module):
-    """The covariance that the random weight `W [out, in]` and bias `b [out]` of one linear layer add to `W a + b`.
+    """Layer noise: the covariance that random `W [out, in]` and `b [out]` of one linear layer add to `W a + b`.
 
     With `a` of mean `m` and covariance `C`, `S = m mᵀ + C`:
 
@@ -29,7 +29,7 @@ class Noise(nn.Module):
     """
 
     def variance(self, m: Tensor) -> Tensor:
-        """Diagonal of the noise for a deterministic input: `m [..., in] -> [..., out]`.
+        """Diagonal of the layer noise for a deterministic input: `m [..., in] -> [..., out]`.
 
         Input variances `v` add `v @ weight_variance.T`, whatever the structure.
         """
@@ -44,7 +44,7 @@ class Noise(nn.Module):
         raise NotImplementedError
 
     def covariance(self, left: Tensor, right: Tensor, c: Tensor | None) -> Tensor:
-        """Noise between the outputs at two positions that share the layer; the same position for a single input.
+        """Layer noise between the outputs at two positions that share the layer; the same position for a single input.
 
         `left`, `right`: means `[..., in]`; `c`: their covariance `[..., in, in]`, None if they are deterministic.
         Leading dimensions broadcast. Returns `[..., out, out]`.
@@ -72,7 +72,7 @@ class Posterior(abc.ABC):
 
     @abc.abstractmethod
     def noise(self, weight: str | None, bias: str | None, transposed: bool = False) -> Noise:
-        """The noise of a linear layer; `transposed` if the weight is stored as `[in, out]`."""
+        """The layer noise of a linear layer; `transposed` if the weight is stored as `[in, out]`."""
 
     @abc.abstractmethod
     def covariance(self, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tables of kernels: which one a layer gets, by covariance structure and by the kind of noise of its weights."""
+"""Tables of kernels: which one a layer gets, by covariance structure and by the kind of its layer noise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ F = TypeVar("F", bound=Callable[[Any], Any])
 
 
 class Kernels(Generic[T]):
-    """From a structure and a kind of noise to a function that makes something of a layer.
+    """From a structure and a kind of layer noise to a function that makes something of a layer.
 
     A kind without an entry of its own, or whose entry returns None for a layer, is served as its base class: the entry
     of the most general kind is for all that have no faster one.
@@ -20,7 +20,7 @@ class Kernels(Generic[T]):
         self._table: dict[tuple[str, type], Callable[[Any], T | None]] = {}
 
     def add(self, structure: str, *kinds: type) -> Callable[[F], F]:
-        """Register a function for layers whose noise is of one of the kinds."""
+        """Register a function for layers whose layer noise is of one of the kinds."""
 
         def register(function: F) -> F:
             self._table.update({(structure, kind): function for kind in kinds})

@@ -35,8 +35,8 @@ class Diagonal:
     def samples(self, x: Value) -> Any:
         return 1
 
-    def deviation(self, x: Value, noise: Tensor) -> Tensor:
-        return noise * x.stored.sqrt()
+    def deviation(self, x: Value, standard: Tensor) -> Tensor:
+        return standard * x.stored.sqrt()
 
     def scaled(self, x: Value, factor: Tensor) -> Tensor:
         return x.stored * factor.square()

@@ -40,11 +40,11 @@ class Full:
     def samples(self, x: Value) -> Any:
         return x.stored.shape[0]
 
-    def deviation(self, x: Value, noise: Tensor) -> Tensor:
+    def deviation(self, x: Value, standard: Tensor) -> Tensor:
         batch, n, _ = x.stored.shape
-        draws = noise.shape[: noise.dim() - x.mean.dim()]
+        draws = standard.shape[: standard.dim() - x.mean.dim()]
         root = symmetric_root(x.stored)
-        return torch.einsum("bij,...bj->...bi", root, noise.reshape(*draws, batch, n)).reshape(noise.shape)
+        return torch.einsum("bij,...bj->...bi", root, standard.reshape(*draws, batch, n)).reshape(standard.shape)
 
     def scaled(self, x: Value, factor: Tensor) -> Tensor:
         return _both_sides(x.stored, factor.expand_as(x.mean))

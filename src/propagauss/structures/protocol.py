@@ -68,7 +68,7 @@ class Structure(Protocol):
         """How many samples are kept apart; 1 for a value that is the same for all, or where none are."""
         ...
 
-    def deviation(self, x: Value, noise: Tensor) -> Tensor:
+    def deviation(self, x: Value, standard: Tensor) -> Tensor:
         """Standard normal numbers `[*draws, *shape]` as deviations with covariance `C`."""
         ...
 

@@ -1,4 +1,4 @@
-"""Which parts of an input a prediction depends on: how much noise each entry takes before the prediction moves.
+"""Which parts of an input a prediction depends on: how much variance each entry takes before the prediction moves.
 
 Every input is replaced by `N(x, diag(s²))`, which goes through the network analytically. From a small start, `s`
 follows the gradient of
@@ -7,8 +7,8 @@ follows the gradient of
 
 (the paper's eq. sensitivity-loss) until the NLPD of that input has moved by `tolerance`. All entries grow for the sake
 of the entropy; those that the prediction depends on grow less. Nothing but stopping bounds the loss from below, so the
-maps say which entries lag behind on that path, not how much noise each would stand on its own. Propagation is
-linearised: the noise at which a sure prediction gives way may be far beyond the values that inputs have.
+maps say which entries lag behind on that path, not how much variance each would stand on its own. Propagation is
+linearised: the variance at which a sure prediction gives way may be far beyond the values that inputs have.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class _Settings:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How much noise each entry of each input takes. A *small* variance says that the prediction depends on it."""
+    """How much variance each entry of each input takes. A *small* variance says that the prediction depends on it."""
 
     x: Tensor
     labels: Tensor
-    log_variance: Tensor  # of the input noise, in the shape of x and in double precision: differences may be tiny
+    log_variance: Tensor  # of the uncertain input, in the shape of x and in double precision: differences may be tiny
     steps: Tensor  # [N]
     nlpd_before: Tensor  # [N]
     nlpd_after: Tensor  # [N]
@@ -63,12 +63,12 @@ class Sensitivity:
 
     @property
     def variance(self) -> Tensor:
-        """Of the input noise, in shape and type of x."""
+        """Of the uncertain input, in shape and type of x."""
         return self.log_variance.exp().to(self.x.dtype)
 
     @property
     def stddev(self) -> Tensor:
-        """Of the input noise, in shape and type of x."""
+        """Of the uncertain input, in shape and type of x."""
         return (self.log_variance / 2).exp().to(self.x.dtype)
 
     @property
@@ -93,7 +93,7 @@ class Sensitivity:
         moved = (self.nlpd_after - self.nlpd_before).mean().item()
         return (
             f"{len(self.x)} inputs, {int(self.converged.sum())} converged, on average {self.steps.double().mean():.0f} "
-            f"steps, NLPD moved by {moved:.3f}, stddev of the noise {self.stddev.mean().item():.3g}"
+            f"steps, NLPD moved by {moved:.3f}, stddev of the inputs {self.stddev.mean().item():.3g}"
         )
 
 
@@ -109,24 +109,24 @@ def estimate(
     max_steps: int = 5000,
     progress: bool = True,
 ) -> Sensitivity:
-    """Grow the input noise of every `x` until the NLPD of its label has moved by `tolerance`.
+    """Grow the input variance of every `x` until the NLPD of its label has moved by `tolerance`.
 
     Args:
         net: a network streamlined with a Gaussian as the example, with a posterior or without one (None),
             `pg.streamline(model, posterior, pg.Gaussian(x[:2], variance=torch.zeros_like(x[:2])))`; or a
-            `pg.Classifier` around one, for another link than probit. (Its scale multiplies what the input noise adds,
-            too; `posterior.scale(factor)` before streamlining does not.)
+            `pg.Classifier` around one, for another link than probit. (Its scale multiplies what the input variance
+            adds, too; `posterior.scale(factor)` before streamlining does not.)
         x: inputs of any shape, the first dimension the batch; each is treated on its own.
         labels: class indices, `[batch]`.
         tolerance: how far the NLPD moves, up or down.
-        start: variance of the input noise at the beginning.
+        start: variance of the input at the beginning.
         learning_rate: of Adam, on log s.
         entropy_weight: 1 is the paper's loss. There the entropy outweighs the cross-entropy in every single entry, so
-            that all noise grows almost evenly and only the order of the entries says something. With
-            `1 / x[0].numel()` the two are of one size, and the levels of noise themselves differ; with much less, the
+            that all variances grow almost evenly and only the order of the entries says something. With
+            `1 / x[0].numel()` the two are of one size, and the variances themselves differ; with much less, the
             NLPD may never move by the tolerance.
         max_steps: inputs that need more are returned as they are then, with `converged` False. So are those that never
-            get there: noise without bound leaves all classes equal, which may be less than `tolerance` away.
+            get there: variance without bound leaves all classes equal, which may be less than `tolerance` away.
         progress: show a bar, on terminals only.
     """
     settings = _Settings(tolerance, start, learning_rate, entropy_weight, max_steps)
@@ -161,7 +161,7 @@ def _descend(
     with tqdm(total=len(start), desc="sensitivity", leave=False, disable=None if progress else True) as bar:
         for step in range(settings.max_steps + 1):
             now, gradient = _with_gradient(nlpd, current, rows)
-            # else the noise has grown beyond all numbers
+            # else the variance has grown beyond all numbers
             sound = now.isfinite() & gradient.flatten(1).isfinite().all(1)
             result[rows[sound]], after[rows[sound]], steps[rows[sound]] = current[sound], now[sound], step
             going = sound & ((now - before[rows]).abs() <= settings.tolerance)
@@ -189,7 +189,7 @@ def _with_gradient(nlpd: _Loss, log_stddev: Tensor, rows: Tensor) -> tuple[Tenso
 
 def _log_probs(classifier: Classifier, x: Tensor, log_stddev: Tensor) -> Tensor:
     try:
-        # noise beyond all bounds is one of the ways in which a search can end, and no error
+        # variance beyond all bounds is one of the ways in which a search can end, and no error
         return classifier.log_probs_of(classifier.unchecked(Gaussian.diagonal(x, (2 * log_stddev).exp().to(x.dtype))))
     except (TypeError, AttributeError) as error:  # a plain model, which cannot take a Gaussian
         raise InputError(

@@ -1,4 +1,4 @@
-"""What linear layers `h = W a + b` do at run time, one kernel for each structure and kind of noise.
+"""What linear layers `h = W a + b` do at run time, one kernel for each structure and kind of layer noise.
 
 With `a` of mean `m` and variances `v`, `W` of variances `V` and `b` of variances `v_b`; see linear.py for the choice.
 """
