@@ -178,7 +178,7 @@ class Rewriter:
         """A plain value that stands for an uncertain one; where it becomes attention weights, the plan says so."""
         self.from_means.add(node)
         if node.meta.get(AT_MEAN):
-            note = "attention weights: queries and keys fixed at their means"
+            note = "attention weights with queries and keys fixed at their means"
             self._note(node, step_of(self.new, node, MEAN_ALONE, note))
 
     # -- one op on uncertain values
