@@ -73,6 +73,16 @@ def test_links_of_pages_that_mkdocs_does_not_check_lead_to_files(name):
     assert not [target for target in targets if not (ROOT / target).exists()]
 
 
+def test_files_that_pages_name_are_there():
+    named = re.compile(
+        r"(?<![\w/.-])(?:src|tests|docs|requirements|rules|posteriors|likelihoods)/[\w/.-]*\w\.(?:py|md)\b|tests/[\w/]+/(?=`)"
+    )
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for name in named.findall(page.read_text()):
+            homes = (ROOT, ROOT / "src" / "propagauss", page.parent)
+            assert any((home / name).exists() for home in homes), f"{page.relative_to(ROOT)} names {name}"
+
+
 @pytest.mark.parametrize(
     ("printed", "shown", "same"),
     [

@@ -5,22 +5,37 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Normal, Poisson
+from torch.distributions import Categorical, Distribution, Exponential, Normal, Poisson
 
-from propagauss.likelihoods import CategoricalLikelihood, GaussianLikelihood, Likelihood, PoissonLikelihood
+from propagauss.likelihoods import (
+    CategoricalLikelihood,
+    ExponentialLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    PoissonLikelihood,
+)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A likelihood and `conditional(f [B, C]) -> p(y | f)`, at unit noise."""
+    """A likelihood and `conditional(f [B, C]) -> p(y | f)`, at unit noise.
+
+    `fisher` is for a Hessian that is linear in `y`: its mean over `y`, the Fisher matrix, is then that at the mean of
+    `y`. A curvature that is neither needs tests of its own.
+    """
 
     likelihood: Likelihood
     conditional: Callable[[Tensor], Distribution]
     outputs: int = 3
+    fisher: bool = False
 
     def targets(self, f: Tensor) -> Tensor:
         torch.manual_seed(1)
         return self.conditional(f).sample()
+
+    def curved(self, f: Tensor, y: Tensor) -> Tensor:
+        """The targets at which the Hessian of the loss is the curvature."""
+        return self.conditional(f).mean if self.fisher else y
 
 
 CASES = {
@@ -29,4 +44,5 @@ CASES = {
     ),
     "regression": Case(GaussianLikelihood(torch.ones(())), lambda f: Normal(f, 1.0)),
     "poisson": Case(PoissonLikelihood(), lambda f: Poisson(f.exp())),
+    "exponential": Case(ExponentialLikelihood(), lambda f: Exponential(f.exp()), fisher=True),
 }

@@ -65,10 +65,11 @@ def test_loss_is_the_negative_log_likelihood(case: Case):
 
 @cases
 def test_root_is_that_of_the_hessian(case: Case):
-    """True of likelihoods whose Hessian does not depend on `y`; others have the Fisher matrix, its mean over `y`."""
+    """Where the Hessian depends on `y`, that of the Fisher matrix, its mean over `y`."""
     f = outputs(case)
     y = case.targets(f)
     column = case.likelihood.terms(f, y, "here").column
+    y = case.curved(f, y)
     roots = torch.stack([column(c) for c in range(case.outputs)], -1)  # [B, C, columns]
     for i in range(len(f)):
         hessian = torch.autograd.functional.hessian(
@@ -88,9 +89,9 @@ def test_fit_equals_a_brute_force_ggn(case: Case, structure: str):
     for i in range(len(x)):
         rows = jacrev(lambda p, i=i: functional_call(model, p, (x[i : i + 1],))[0])(parameters)
         j = torch.cat([rows[n].flatten(1) for n in parameters], 1)
-        target = case.likelihood.matched(outputs(case, 1), y[i : i + 1], "")[1]
         with torch.no_grad():
             f = model(x[i : i + 1])[0]
+        target = case.likelihood.matched(f[None], case.curved(f[None], y[i : i + 1]), "")[1]
         hessian = torch.autograd.functional.hessian(lambda row, t=target: case.likelihood.loss(row[None], t), f)
         ggn += j.mT @ hessian @ j
     ggn = ggn if structure == "full" else ggn.diagonal().diag()

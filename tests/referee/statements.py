@@ -17,6 +17,7 @@ FORGOTTEN = {  # elementwise, but not tagged so by PyTorch
     aten.rrelu.default,
     aten.selu.default,
     aten.celu.default,
+    aten.special_ndtr.default,
 }
 IDENTITIES = {
     *(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default, aten.contiguous.default),

@@ -116,6 +116,7 @@ ELEMENTWISE = [
     Case("square", torch.square),
     Case("pow", lambda x: x**3),
     Case("erf", torch.erf),
+    Case("ndtr", torch.special.ndtr),
     Case("atan", torch.atan),
     Case("clamp", lambda x: x.clamp(-1.1, 0.9)),
     Case("scalar base", lambda x: 2.0**x),

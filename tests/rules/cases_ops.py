@@ -136,6 +136,8 @@ REDUCTIONS = [
     Case("cumprod", lambda x: x.cumprod(1), ((3, 2),)),
     Case("logcumsumexp", lambda x: x.logcumsumexp(1), ((3, 2),)),
     Case("diff", lambda x: x.diff(2, 1, prepend=ROW[None, :1].expand(x.shape[0], 1)), exact=True),
+    Case("trapezoid", lambda x: torch.trapezoid(x, dx=0.7, dim=1), ((3, 2),), exact=True),
+    Case("trapezoid at points", lambda x: torch.trapezoid(x, ROW[:3], dim=1), ((3, 2),), exact=True),
     Case("normalize", lambda x: F.normalize(x), structures=("full",)),
 ]
 MORE_REDUCTIONS = [
@@ -148,6 +150,9 @@ MORE_REDUCTIONS = [
     Case("variance without correction", lambda x: x.var(1, unbiased=False)),
     Case("std with correction", lambda x: torch.std(x, (1, 2), correction=2), ((2, 2),)),
     Case("std_mean", lambda x: torch.std_mean(x, 1)[0]),
+    Case("trapezoid at points for each row", lambda x: torch.trapezoid(x, W[:2, :3], dim=-1), ((2, 3),), exact=True),
+    Case("trapz of one point", lambda x: torch.trapz(x), ((2, 1),), exact=True),
+    Case("trapezoid at random points", lambda x, y: torch.trapezoid(x, y, dim=1), PAIR),
     Case("mean in a type", lambda x: x.mean(-1, dtype=torch.float64)),
 ]
 

@@ -1,5 +1,5 @@
-"""The contract that every rule gets by declaring one case (DESIGN: literal loop, Monte Carlo, zero covariance, batch
-invariance, positive variances, gradients, export and compile).
+"""The contract that every rule gets by declaring one case, as CONTRIBUTING.md states it: literal loop, Monte Carlo,
+zero covariance, batch invariance, positive variances, gradients, export and compile, and that the rule is used.
 
 Tests run case by case (`scope="module"` puts those of one case in a row), so that each network is streamlined once.
 """
@@ -74,6 +74,12 @@ def test_equals_the_literal_loop(case: Case, structure: str) -> None:
         expected = expected + case.second_order(means, covariances)
     torch.testing.assert_close(g.mean, case.function(*means), rtol=0, atol=1e-14)
     torch.testing.assert_close(covariance_of(g, 3), reduce(expected, structure), rtol=case.rtol, atol=1e-12)
+
+
+@every_case
+def test_the_rule_is_used(case: Case, structure: str) -> None:
+    """The general rule would pass all other tests in its place."""
+    assert "Jacobian" not in {step.rule for step in build(case, structure).plan}
 
 
 @every_case

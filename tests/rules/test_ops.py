@@ -91,6 +91,7 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten.prod.dim_int, (torch.tensor([[2.0, 0.0, 3.0]]).double(), 1), {}),
     (aten.cumprod.default, (torch.tensor([[2.0, 0.0, 3.0]]).double(), 1), {}),
     (aten.logcumsumexp.default, (M, 0), {}),
+    (aten.trapezoid.dx, (M,), {"dx": 0.3, "dim": 0}),
     (aten.diff.default, (M, 1, 1, None), {"append": M[:, :1]}),
     (aten.einsum.default, ("ij,kj->ik", [M, 2 * M]), {}),
     (aten.einsum.default, ("ij,jk,lk->i", [M, numbers(3, 2), 2 * M[:, :2]]), {}),

@@ -14,6 +14,7 @@ To add one (poisson.py is the example):
 
 from propagauss.likelihoods.base import Decomposition, Likelihood, Moments
 from propagauss.likelihoods.categorical import CategoricalLikelihood
+from propagauss.likelihoods.exponential import ExponentialLikelihood
 from propagauss.likelihoods.gaussian import GaussianLikelihood
 from propagauss.likelihoods.poisson import PoissonLikelihood
 from propagauss.likelihoods.registry import LIKELIHOODS
@@ -22,6 +23,7 @@ __all__ = [
     "LIKELIHOODS",
     "CategoricalLikelihood",
     "Decomposition",
+    "ExponentialLikelihood",
     "GaussianLikelihood",
     "Likelihood",
     "Moments",

@@ -6,10 +6,11 @@ from typing import Literal
 
 from propagauss.likelihoods.base import Likelihood
 from propagauss.likelihoods.categorical import CategoricalLikelihood
+from propagauss.likelihoods.exponential import ExponentialLikelihood
 from propagauss.likelihoods.gaussian import GaussianLikelihood
 from propagauss.likelihoods.poisson import PoissonLikelihood
 
-LikelihoodName = Literal["classification", "regression", "poisson"]
+LikelihoodName = Literal["classification", "regression", "poisson", "exponential"]
 LIKELIHOODS: dict[str, type[Likelihood]] = {
-    c.name: c for c in (CategoricalLikelihood, GaussianLikelihood, PoissonLikelihood)
+    c.name: c for c in (CategoricalLikelihood, GaussianLikelihood, PoissonLikelihood, ExponentialLikelihood)
 }

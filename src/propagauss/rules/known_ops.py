@@ -27,10 +27,8 @@ state(aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor, 
 state(aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor, combines=True, elementwise=True)
 state(aten.logical_not.default, aten.bitwise_not.default, combines=True)
 
-# -- elementwise, though PyTorch does not tag them so; their derivatives and moments are in elementwise/
+# -- elementwise, though PyTorch does not tag it so; those with a derivative in elementwise/slopes.py are stated there
 
-state(aten.hardswish.default, aten.log_sigmoid.default, aten.selu.default, aten.celu.default, elementwise=True)
-state(aten.rrelu.default, elementwise=True, training_flag=(3, "training"))
 state(aten.where.Scalar, elementwise=True)
 
 # -- complex numbers
@@ -43,6 +41,7 @@ for _dims in ("", "2", "n"):
 
 # -- while a model is traced
 
+state(aten.rrelu.default, training_flag=(3, "training"))
 state(aten.lift.default, aten.lift_fresh.default, aten.positive.default, returns_input=True)
 state(aten.dropout_.default, aten.feature_dropout_.default, drops_out=True)
 state(aten.alpha_dropout_.default, aten.feature_alpha_dropout_.default, drops_out=True)

@@ -712,7 +712,7 @@ def test_bad_data(data, likelihood, message):
     ("options", "message"),
     [
         ({"structure": "kron"}, "structure is one of diagonal, kronecker, full"),
-        ({"likelihood": "probit"}, "likelihood is .classification., .regression. or .poisson."),
+        ({"likelihood": "probit"}, "likelihood is .classification., .regression.,"),
         ({"likelihood": "poisson", "noise": 0.3}, "poisson has none"),
         ({"prior_precision": 0.0}, "prior_precision is a positive number"),
         ({"prior_precision": "gridsearch"}, "prior_precision is a positive number"),

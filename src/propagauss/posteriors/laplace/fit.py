@@ -61,8 +61,8 @@ def fit_laplace(
             classification, `[B]` or `[B, K]` values for regression, or logarithms of rates for counts.
         loader: yields `(x, y)` with all the training data, once; `x` is a tensor, a tuple for `model(*x)` or a dict for
             `model(**x)`; `y` holds class indices `[B]`, or values in the shape of the output.
-        likelihood: "classification" (cross-entropy), "regression" (Gaussian noise, the same for all outputs) or
-            "poisson" (counts).
+        likelihood: "classification" (cross-entropy), "regression" (Gaussian noise, the same for all outputs),
+            "poisson" (counts; the model gives log rates) or "exponential" (waiting times; the same).
         structure: "diagonal" and "full" are exact; "kronecker" is KFAC, with a pair of factors for each weight of a
             linear layer or convolution and a factor for each bias; all else stays deterministic, with a warning.
         parameters: glob pattern or patterns of the names to be random, as in `model.named_parameters()`. Those with

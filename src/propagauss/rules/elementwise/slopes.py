@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from propagauss.nodes import is_complex
-from propagauss.rules.facts import facts
+from propagauss.rules.facts import facts, state
 
 aten = torch.ops.aten
 Derivative = Callable[..., Tensor]  # (argument, value, *other arguments of the op) -> derivative
@@ -121,6 +121,7 @@ UNARY: dict[Any, Derivative] = {
     aten.tan.default: lambda m, y: 1 + y * y,
     aten.atan.default: lambda m, y: 1 / (1 + m * m),
     aten.erf.default: lambda m, y: 2 / math.sqrt(math.pi) * torch.exp(-m * m),
+    aten.special_ndtr.default: lambda m, y: torch.exp(-0.5 * m * m) / math.sqrt(2 * math.pi),
     aten.exp.default: lambda m, y: y,
     aten.exp2.default: lambda m, y: math.log(2) * y,
     aten.expm1.default: lambda m, y: y + 1,
@@ -136,6 +137,7 @@ UNARY: dict[Any, Derivative] = {
     aten.abs.default: lambda m, y: m.sign(),
     aten.neg.default: lambda m, y: -torch.ones_like(m),
 }
+state(*UNARY, elementwise=True)  # PyTorch does not tag all of them so
 
 
 # -- the chain rule

@@ -52,6 +52,7 @@ _SAME_OVERLOADS = {
     "concat": "cat",
     "concatenate": "cat",
     "ger": "outer",
+    "trapz": "trapezoid",
     "greater": "gt",
     "greater_equal": "ge",
     "less": "lt",

@@ -258,7 +258,7 @@ for _op in (aten.broadcast_tensors.default, aten.meshgrid.default, aten.meshgrid
 for _op in (aten.sum.default, aten.sum.dim_IntList):
     rule(_op, note="exact", linear_in=(0,))(_move(_op))
 rule(aten.trace.default, note="exact")(_move(aten.trace.default))
-rule(aten.cumsum.default, note="exact sums, taken as independent of one another", linear_in=(0,))(
+rule(aten.cumsum.default, note="exact sums (diagonal: they count as independent)", linear_in=(0,))(
     _move(aten.cumsum.default)
 )
 state(aten.sum.dim_IntList, reduces=True)

@@ -42,7 +42,7 @@ MOVES = [
 
 for _op in MOVES:
     rule(_op, note="exact")(_move(_op))
-rule(aten.col2im.default, note="exact sums, taken as independent of one another")(_move(aten.col2im.default))
+rule(aten.col2im.default, note="exact sums (diagonal: they count as independent)")(_move(aten.col2im.default))
 
 
 # -- averages

@@ -26,7 +26,7 @@ def build_grid_sampler(site: Site) -> Built | None:
     given = named(site)
     if site.is_random(given["grid"]) or given["interpolation_mode"] not in (BILINEAR, NEAREST):
         return None
-    return Built(grid_sample, tuple(given.values()), "exact; places taken as independent of one another")
+    return Built(grid_sample, tuple(given.values()), "exact (diagonal: places count as independent)")
 
 
 def grid_sample(x: Gaussian, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Gaussian:

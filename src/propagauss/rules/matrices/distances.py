@@ -74,7 +74,7 @@ def cdist(x1: Value, x2: Value, p: float = 2.0, compute_mode: int | None = None)
     return independent_sum(mean, parts)
 
 
-@rule(aten.affine_grid_generator.default, note="exact; places taken as independent of one another")
+@rule(aten.affine_grid_generator.default, note="exact (diagonal: places count as independent)")
 def affine_grid(theta: Gaussian, size: list[int], align_corners: bool) -> Gaussian:
     """`grid_i(place) = Σ_j θ_ij base_j(place)`, with the places themselves and a 1 as base."""
     n = len(size) - 2

@@ -1,4 +1,4 @@
-"""Reductions that are not linear: norms, variances, products, differences along a dimension.
+"""Reductions that are not linear: norms, variances, products; and integrals and differences along a dimension.
 
 Each result `y = f(x_1, ..., x_n)` is linearised at the mean: `var = Σ_i (∂f/∂x_i)² v_i`, and `J C Jᵀ` in the full
 structure. Exact to first order. It is bad where the gradient vanishes or jumps within a standard deviation of the mean:
@@ -157,7 +157,7 @@ def _along(x: Gaussian, mean: Tensor, matrix: Tensor, dim: int) -> Gaussian:
     return x.mapped(mean, lambda t: through(t, matrix), lambda v: through(v, matrix.square()))
 
 
-@rule(aten.cumprod.default, note="linearised; results along the dimension taken as independent of one another")
+@rule(aten.cumprod.default, note="linearised (diagonal: results along the dimension count as independent)")
 def cumprod(x: Gaussian, dim: int, *, dtype: torch.dtype | None = None) -> Gaussian:
     """`∂y_k/∂x_i = Π_{j ≤ k, j ≠ i} x_j` for `i ≤ k`: the running product with `x_i` replaced by 1. n² numbers."""
     x = x if dtype is None else x.to(dtype=dtype)
@@ -169,7 +169,7 @@ def cumprod(x: Gaussian, dim: int, *, dtype: torch.dtype | None = None) -> Gauss
     return _along(x, x.mean.cumprod(dim), rows.triu().mT, dim)
 
 
-@rule(aten.logcumsumexp.default, note="linearised; results along the dimension taken as independent of one another")
+@rule(aten.logcumsumexp.default, note="linearised (diagonal: results along the dimension count as independent)")
 def logcumsumexp(x: Gaussian, dim: int) -> Gaussian:
     """`∂y_k/∂x_i = exp(x_i - y_k)` for `i ≤ k`. n² numbers."""
     mean = torch.logcumsumexp(x.mean, dim)
@@ -181,7 +181,7 @@ def logcumsumexp(x: Gaussian, dim: int) -> Gaussian:
     return _along(x, mean, exponent.exp().tril(), dim)
 
 
-@rule(aten.diff.default, note="exact; differences taken as independent of one another")
+@rule(aten.diff.default, note="exact (diagonal: differences count as independent)")
 def diff(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Gaussian:
     """`y_i = Σ_j (-1)^(n-j) (n over j) x_{i+j}`, so `var_i = Σ_j (n over j)² v_{i+j}`."""
     if prepend is not None or append is not None:
@@ -193,3 +193,33 @@ def diff(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = N
         return v.unfold(dim, n + 1, 1) @ weights if v.shape[dim] > n else torch.diff(v, n, dim)
 
     return x.mapped(torch.diff(x.mean, n, dim), lambda t: torch.diff(t, n, dim), squared)
+
+
+def integral(y: Gaussian, gaps: Tensor, mean: Tensor, dim: int) -> Gaussian:
+    """`Σ_i w_i y_i`, `w_i` half of the gaps before and after point `i`; `gaps` has one entry less along `dim`."""
+    end = torch.zeros_like(y.mean.narrow(dim, 0, 1))
+    gaps = gaps.expand(y.mean.narrow(dim, 0, y.shape[dim] - 1).shape)
+    return reduced(y, mean, (torch.cat([gaps, end], dim) + torch.cat([end, gaps], dim)) / 2, [dim])
+
+
+@rule(aten.trapezoid.dx, note="exact", linear_in=(0,))
+def trapezoid(y: Gaussian, *, dx: float = 1, dim: int = -1) -> Gaussian:
+    """`dx (½ y_1 + y_2 + ... + y_{n-1} + ½ y_n)`"""
+    return integral(y, y.mean.new_full((), dx), torch.trapezoid(y.mean, dx=dx, dim=dim), dim)
+
+
+@builder(aten.trapezoid.x)
+def build_trapezoid(site: Site) -> Built | None:
+    """At points that are known; random ones are left to the general rule."""
+    given = named(site)
+    if site.is_random(given["x"]):
+        return None
+    return Built(trapezoid_at, (given["y"], given["x"], given["dim"]), "exact")
+
+
+def trapezoid_at(y: Gaussian, points: Tensor, dim: int) -> Gaussian:
+    """`Σ_i ½ (t_{i+1} - t_i) (y_i + y_{i+1})`, `points` `t [n]` or like `y`."""
+    gaps = points.diff(dim=dim if points.dim() > 1 else 0)
+    if points.dim() == 1:
+        gaps = gaps.reshape(-1, *[1] * (-1 - dim if dim < 0 else y.mean.dim() - 1 - dim))
+    return integral(y, gaps.to(y.dtype), torch.trapezoid(y.mean, points, dim=dim), dim)
