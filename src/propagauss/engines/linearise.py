@@ -7,7 +7,6 @@ from typing import Any, Literal
 from torch import nn
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
-from propagauss.network.plan import Plan
 from propagauss.network.streamlined import Streamlined
 from propagauss.passes.backwards.sweep import Sweep
 from propagauss.posteriors.base import Posterior
@@ -29,4 +28,5 @@ def linearise(
     random = set() if posterior is None else set(posterior.names)
     traced = trace(model, example, output, random=random)
     sweep = Sweep(traced, posterior, covariance == "full")
-    return Streamlined(sweep.run(), Plan((), 0, tuple(sorted(random)), ()), traced).eval()
+    body, plan = sweep.run()
+    return Streamlined(body, plan, traced).eval()

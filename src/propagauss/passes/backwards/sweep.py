@@ -3,12 +3,11 @@
 With `f` the model and `w` its random parameters, `Cov[f] = J Σ Jᵀ` to first order, `J = ∂f/∂w`. The graph that is built
 here runs the model once, keeps what its derivatives need, starts with the identity at the output (`g [K, B, ...]`, one
 row for every output of a sample) and pulls it back op by op. What arrives at a parameter are the rows of its Jacobian,
-sample by sample. The sum of all their quadratic forms is the covariance.
+sample by sample; layers with one vector per sample add their part without them. The sum of all is the covariance.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
@@ -16,116 +15,116 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from propagauss.gaussian import Gaussian
-from propagauss.nodes import depends, hint, is_assertion, is_float
+from propagauss.network.plan import Plan, Step
+from propagauss.nodes import depends, hint, is_assertion, is_float, is_transpose, module_path, op_name
+from propagauss.passes.backwards.results import certain, diagonal, full_covariance, of_input, seed, weight_rows
+from propagauss.passes.backwards.samples import apart, axes, fronted
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.roots import roots
+from propagauss.rules.adjoints.forms import gram, layer_form, squares
 from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE, pulled_back, pulled_back_per_sample
 from propagauss.tracing.trace import Traced
 
+aten = torch.ops.aten
+# per-sample adjoints that read the last dimension alone, or the trailing ones: samples may be anywhere before them
+_ROWS = {aten.linear.default, aten.addmm.default, aten.layer_norm.default, aten.rms_norm.default}
+
 
 class Sweep:
-    """Builds the graph of one forward and one backward walk."""
+    """Builds the graph of one forward and, for every uncertain output, one backward walk."""
 
     def __init__(self, traced: Traced, posterior: Posterior | None, full: bool):
         self.traced, self.posterior, self.full = traced, posterior, full
         self.root, self.graph = nn.Module(), fx.Graph()
         self.env: dict[fx.Node, Any] = {}
-        self.names = set() if posterior is None else set(posterior.names)
-        self.leaves: dict[fx.Node, str] = {}  # random parameters
-        self.active: set[fx.Node] = set()  # what they reach
-        self.batched: set[fx.Node] = set()  # what has samples
+        names = set() if posterior is None else set(posterior.names)
+        self.leaves = {
+            n: traced.parameters[n.name]
+            for n in traced.graph.nodes
+            if n.op == "placeholder" and traced.parameters.get(n.name) in names
+        }
+        self.axes = axes(traced)
+        self.active: set[fx.Node] = set()  # what is uncertain
         self.sensitivity: dict[fx.Node, Any] = {}
+        self.jacobians: dict[str, fx.Node] = {}
+        self.terms: list[fx.Node] = []
+        self.steps: dict[fx.Node, Step] = {}
 
-    def run(self) -> fx.GraphModule:
+    def run(self) -> tuple[fx.GraphModule, Plan]:
         self._forward()
-        results = tuple(self._result(output) for output in self.traced.outputs)
-        self.graph.output(results)
+        self.graph.output(tuple(self._result(output) for output in self.traced.outputs))
         self.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
         body = fx.GraphModule(self.root, self.graph, class_name="LinearisedBody")
         body.delete_all_unused_submodules()
-        return body
+        untouched = sum(n.op == "call_function" and n not in self.active for n in self.traced.graph.nodes)
+        return body, Plan(tuple(self.steps.values()), untouched, tuple(sorted(set(self.leaves.values()))), ())
 
     # -- forwards: the model itself
 
     def _forward(self) -> None:
         for node, uncertain in zip(self.traced.inputs, self.traced.uncertain_inputs, strict=True):
-            if node is not None:
-                self.env[node] = self.graph.placeholder(node.name)
-                if uncertain:
-                    self.active.add(node)
+            if node is None:
+                continue
+            self.env[node] = self.graph.placeholder(node.name)
+            if uncertain:
+                self.active.add(node)
+        self.active.update(self.leaves)
+        self.given = dict(self.env)
+        for node in self.given:
+            if node in self.active:
+                self.env[node] = self.graph.call_function(getattr, (self.given[node], "mean"))
         for node in self.traced.graph.nodes:
             if node.op == "placeholder" and node.name in self.traced.constants:
                 name = f"constant_{node.name}"
                 self.root.register_buffer(name, self.traced.constants[node.name].detach().clone())
                 self.env[node] = self.graph.get_attr(name)
-                parameter = self.traced.parameters.get(node.name)
-                if parameter in self.names:
-                    self.leaves[node] = parameter  # type: ignore[assignment]
-                    self.active.add(node)
             elif node.op == "call_function" and not is_assertion(node.target):
                 self.env[node] = self.graph.node_copy(node, self.env.__getitem__)
-                if any(a in self.active for a in node.all_input_nodes) and _has_numbers(node):
+                if any(a in self.active for a in node.all_input_nodes) and _has_derivative(node):
                     self.active.add(node)
-            if self._axis(node) is not None:
-                self.batched.add(node)
-
-    def _axis(self, node: fx.Node) -> tuple[int, int] | None:
-        """The dimension that counts samples, and its rows for each sample; None for a value that all samples share."""
-        value = node.meta.get("val")
-        value = value[0] if isinstance(value, (tuple, list)) and value else value
-        for d, size in enumerate(getattr(value, "shape", ())):
-            if depends(size, self.traced.batch_symbols):
-                return d, max(hint(size) // self.traced.batch, 1)
-        if not self.traced.batch_is_dynamic and getattr(value, "dim", lambda: 0)():
-            size = hint(value.shape[0])
-            if size % self.traced.batch == 0 and node not in self.leaves and node.name not in self.traced.constants:
-                return 0, size // self.traced.batch
-        return None
 
     # -- backwards
 
     def _result(self, output: Any) -> Any:
-        if not isinstance(output, fx.Node) or not is_float(output):
-            return self.env.get(output, output) if isinstance(output, fx.Node) else output
+        if not isinstance(output, fx.Node):
+            return output
+        if not is_float(output):
+            return self.env[output]
         if output not in self.active:
-            return self.graph.call_function(_certain, (self.env[output], self.full))
-        self.sensitivity = {output: self._seed(output)}
-        jacobians = self._backward()
-        total: Any = None
-        if jacobians:
-            assert self.posterior is not None
-            for names, root in roots(self.posterior, sorted(jacobians)):
-                rows = tuple(jacobians[n] for n in names)
-                moved = self._emit(f"root_{names[0]}", root, rows)
-                form = self.graph.call_function(gram if self.full else squares, (moved,))
-                total = form if total is None else self.graph.call_function(operator.add, (total, form))
-        make = _full if self.full else _diagonal
+            return self.graph.call_function(certain, (self.env[output], self.full))
+        start = self._seed(output)
+        self.sensitivity, self.jacobians, self.terms = {output: start}, {}, []
+        for node in reversed(list(self.traced.graph.nodes)):
+            g = self.sensitivity.pop(node, None)
+            if g is not None:
+                self._arrive(node, g, g is start)
+        self._add_forms()
+        total = self.terms[0]
+        for term in self.terms[1:]:
+            total = self._sum(total, term)
+        make = full_covariance if self.full else diagonal
         return self.graph.call_function(make, (self.env[output], total))
 
     def _seed(self, output: fx.Node) -> fx.Node:
-        event = [hint(s) for s in output.meta["val"].shape[1:]]
-        count = math.prod(event)
-        eye = torch.eye(count, dtype=output.meta["val"].dtype).reshape(count, 1, *event)
+        event = torch.Size(hint(s) for s in output.meta["val"].shape[1:])
+        eye = torch.eye(event.numel(), dtype=output.meta["val"].dtype).reshape(event.numel(), 1, *event)
         name = f"identity_{output.name}"
         self.root.register_buffer(name, eye)
-        return self.graph.call_function(_expanded, (self.graph.get_attr(name), self.env[output]))
+        return self.graph.call_function(seed, (self.graph.get_attr(name), self.env[output]))
 
-    def _backward(self) -> dict[str, fx.Node]:
-        """The rows of the Jacobian of every random parameter that the output depends on, `[K, B, *shape]`."""
-        jacobians: dict[str, fx.Node] = {}
-        for node in reversed(list(self.traced.graph.nodes)):
-            g = self.sensitivity.pop(node, None)
-            if g is None:
-                continue
-            if node in self.leaves:
-                name = self.leaves[node]
-                jacobians[name] = g if name not in jacobians else self._sum(jacobians[name], g)
-            elif node.target is operator.getitem and isinstance(node.args[0].meta["val"], (tuple, list)):  # type: ignore[union-attr]
-                self._put_part(*node.args, g)  # type: ignore[arg-type]
-            elif node.op == "call_function":
-                self._pull(node, g)
-        return jacobians
+    def _arrive(self, node: fx.Node, g: Any, is_identity: bool) -> None:
+        if node in self.leaves:
+            name = self.leaves[node]
+            self.jacobians[name] = g if name not in self.jacobians else self._sum(self.jacobians[name], g)
+        elif node in self.given:
+            self.terms.append(self.graph.call_function(of_input, (g, self.given[node], self.full)))
+        elif node.target is operator.getitem and _is_several(node.args[0]):
+            self._put_part(node.args[0], node.args[1], g)  # type: ignore[arg-type]
+        else:
+            done = self._as_layer(node, g)
+            for path, argument in _paths(node):
+                if argument in self.active and argument not in done:
+                    self._add(argument, self._pulled(node, g, path, argument, is_identity))
 
     def _put_part(self, node: fx.Node, index: int, g: Any) -> None:
         """A part of a result in several parts, whose sensitivities are a list."""
@@ -133,40 +132,117 @@ class Sweep:
         index %= len(parts)
         parts[index] = g if parts[index] is None else self._sum(parts[index], g)
 
-    def _pull(self, node: fx.Node, g: Any) -> None:
-        for path, argument in _paths(node):
-            if argument in self.active:
-                new = self._pulled(node, g, path, argument)
-                old = self.sensitivity.get(argument)
-                self.sensitivity[argument] = new if old is None else self._sum(old, new)
+    def _add(self, node: fx.Node, g: fx.Node) -> None:
+        old = self.sensitivity.get(node)
+        self.sensitivity[node] = g if old is None else self._sum(old, g)
 
-    def _pulled(self, node: fx.Node, g: Any, path: tuple[int, ...], argument: fx.Node) -> fx.Node:
-        y, op = self.env[node], node.target
+    def _pulled(self, node: fx.Node, g: Any, path: tuple[int, ...], argument: fx.Node, is_identity: bool) -> fx.Node:
+        if is_identity and node.target == aten.linear.default and path == (0,) and node.meta["val"].dim() == 2:
+            self._note(node, "adjoint")
+            return self.graph.call_function(weight_rows, (self.env[node.args[1]], self.env[node]))  # type: ignore[index]
         args, kwargs = map_arg((node.args, node.kwargs), self.env.__getitem__)  # type: ignore[misc]
-        crossing = node in self.batched and argument not in self.batched
-        table = PER_SAMPLE if crossing else ADJOINTS
-        found = table.get(op)
         at: Any = path[0] if len(path) == 1 else path
+        y, op = self.env[node], node.target
+        if node in self.axes and argument not in self.axes:
+            return self._crossing(node, g, path, args, kwargs)
+        found = ADJOINTS.get(op)
+        self._note(node, "automatic" if found is None else "adjoint")
         if found is not None:
             return self.graph.call_function(found, (g, at, y, *args), kwargs)
-        if not crossing:
-            return self.graph.call_function(pulled_back, (g, path, op, y, *args), kwargs)
-        batched = tuple(i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a in self.batched)
-        return self.graph.call_function(pulled_back_per_sample, (g, path, op, batched, y, *args), kwargs)
+        return self.graph.call_function(pulled_back, (g, path, op, y, *args), kwargs)
+
+    def _crossing(self, node: fx.Node, g: Any, path: tuple[int, ...], args: Any, kwargs: Any) -> fx.Node:
+        """From a value with samples to one that all samples share: its sensitivity is kept apart for each of them."""
+        op, axis = node.target, self.axes[node]
+        inputs = {i: self.axes[a] for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a in self.axes}
+        found = PER_SAMPLE.get(op)
+        first = axis.dim == 0 and axis.rows == 1
+        fits = all(a == axis for a in inputs.values()) and (first or op in _ROWS) if inputs else first
+        if found is not None and fits:
+            self._note(node, "adjoint")
+            y, moved = self.env[node], list(args)
+            if not first:
+                g, y = self._call(fronted, g, *axis, 1), self._call(fronted, y, *axis)
+                for i, a in inputs.items():
+                    moved[i] = self._call(fronted, args[i], *a)
+            return self.graph.call_function(found, (g, path[0] if len(path) == 1 else path, y, *moved), kwargs)
+        self._note(node, "automatic")
+        moved = [self._call(apart, a, *inputs[i]) if i in inputs else a for i, a in enumerate(args)]
+        dims = tuple(inputs[i].dim if i in inputs else None for i in range(len(args)))
+        g = self._call(apart, g, *axis, 1)
+        return self.graph.call_function(pulled_back_per_sample, (g, path, op, dims, axis.dim, *moved), kwargs)
+
+    def _as_layer(self, node: fx.Node, g: Any) -> set[fx.Node]:
+        """A layer with one vector per sample adds its part at once; returns the parameters that are done with it."""
+        places = {aten.linear.default: (0, 1, 2), aten.addmm.default: (1, 2, 0)}.get(node.target)
+        if places is None or self.posterior is None or node.kwargs:
+            return set()
+        x, weight, bias = (node.args[i] if i < len(node.args) else None for i in places)
+        if self.axes.get(x) != (0, 1) or x.meta["val"].dim() != 2 or self.axes.get(node) != (0, 1):  # type: ignore[union-attr, arg-type]
+            return set()
+        stored, flipped = weight, node.target == aten.addmm.default
+        while isinstance(stored, fx.Node) and is_transpose(stored) and len(stored.users) == 1:
+            stored, flipped = stored.args[0], not flipped
+        if stored not in self.leaves or not self._used_once(stored):
+            return set()
+        random_bias = bias in self.leaves and self._used_once(bias) and bias.meta["val"].dim() == 1  # type: ignore[union-attr]
+        name = self.leaves[stored]
+        form = layer_form(self.posterior, name, self.leaves[bias] if random_bias else None, flipped, self.full)
+        if form is None:
+            return set()
+        module, includes_bias = form
+        self.terms.append(self._emit(f"layer_{name}", module, (g, self.env[x])))  # type: ignore[index]
+        self._note(node, "layer")
+        return {weight, bias} if random_bias and includes_bias else {weight}  # type: ignore[return-value]
+
+    def _used_once(self, leaf: Any) -> bool:
+        same = [n for n, name in self.leaves.items() if name == self.leaves[leaf]]
+        return len(same) == 1 and sum(user.op == "call_function" for user in leaf.users) == 1
+
+    def _add_forms(self) -> None:
+        if not self.jacobians:
+            return
+        assert self.posterior is not None
+        for names, root in roots(self.posterior, sorted(self.jacobians)):
+            rows = self._emit(f"root_{names[0]}", root, tuple(self.jacobians[n] for n in names))
+            self.terms.append(self.graph.call_function(gram if self.full else squares, (rows,)))
+
+    # -- small things
+
+    def _call(self, function: Any, *args: Any) -> fx.Node:
+        return self.graph.call_function(function, args)
 
     def _sum(self, first: fx.Node, second: fx.Node) -> fx.Node:
         return self.graph.call_function(operator.add, (first, second))
 
     def _emit(self, name: str, module: nn.Module, inputs: tuple[Any, ...]) -> fx.Node:
         name = name.replace(".", "_")
+        while hasattr(self.root, name):
+            name += "_"
         self.root.add_module(name, module)
         return self.graph.call_module(name, inputs)
 
+    def _note(self, node: fx.Node, how: str) -> None:
+        value = node.meta.get("val")
+        shape: tuple[int | str, ...] = ()
+        if isinstance(value, Tensor):
+            shape = tuple("B" if depends(s, self.traced.batch_symbols) else hint(s) for s in value.shape)
+        notes = {
+            "automatic": "exact to first order, by automatic differentiation",
+            "layer": "exact: one vector a sample",
+        }
+        note = notes.get(how, "exact to first order")
+        self.steps.setdefault(node, Step(op_name(node.target), module_path(node), how, "none", shape, note))
 
-def _has_numbers(node: fx.Node) -> bool:
+
+def _has_derivative(node: fx.Node) -> bool:
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else [value]
     return any(isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
+
+
+def _is_several(node: Any) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), (tuple, list))
 
 
 def _paths(node: fx.Node) -> list[tuple[tuple[int, ...], fx.Node]]:
@@ -178,35 +254,3 @@ def _paths(node: fx.Node) -> list[tuple[tuple[int, ...], fx.Node]]:
         elif isinstance(arg, (list, tuple)):
             found.extend(((i, j), a) for j, a in enumerate(arg) if isinstance(a, fx.Node))
     return found
-
-
-# -- what runs
-
-
-def _expanded(eye: Tensor, y: Tensor) -> Tensor:
-    """The identity for every sample: `[K, B, ...]`."""
-    return eye.expand(-1, y.shape[0], *([-1] * (eye.dim() - 2)))
-
-
-def gram(rows: Tensor) -> Tensor:
-    """`[K, B, rank] -> [B, K, K]`"""
-    rows = rows.transpose(0, 1)
-    return rows @ rows.mT
-
-
-def squares(rows: Tensor) -> Tensor:
-    """`[K, B, rank] -> [B, K]`"""
-    return rows.square().sum(-1).mT
-
-
-def _full(mean: Tensor, covariance: Tensor) -> Gaussian:
-    return Gaussian.full(mean, covariance)
-
-
-def _diagonal(mean: Tensor, variance: Tensor) -> Gaussian:
-    return Gaussian.diagonal(mean, variance.reshape(mean.shape))
-
-
-def _certain(mean: Tensor, full: bool) -> Gaussian:
-    zeros = torch.zeros_like(mean)
-    return Gaussian.diagonal(mean, zeros)

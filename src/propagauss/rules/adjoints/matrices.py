@@ -43,8 +43,11 @@ def addmm(
 def addmm_per_sample(
     g: Tensor, i: int, y: Tensor, b: Tensor, x: Tensor, w: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    """For samples that are rows: `[K, B, out]`."""
-    return beta * g if i == 0 else alpha * (x.unsqueeze(-1) * g.unsqueeze(-2))
+    """`Σ_t x_t g_ktᵀ` over the rows of a sample, `Σ_t g_kt` for the bias."""
+    g = g.reshape(*g.shape[:2], -1, g.shape[-1])  # [K, B, T, out]
+    if i == 0:
+        return beta * g.sum(2) if b.dim() == 1 else unbroadcast(beta * g, 2, b.shape)
+    return alpha * (x.reshape(x.shape[0], -1, x.shape[-1]).mT @ g)
 
 
 @adjoint(aten.mm.default, aten.matmul.default, aten.bmm.default)
@@ -91,7 +94,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`y = P v`, `P = softmax(s q kᵀ + mask)`, `S = P (g vᵀ - Σ P g vᵀ)`: `s S k`, `s Sᵀ q`, `Pᵀ g`; `S` for the mask."""
+    """`y = P v`, `P = softmax(s q kᵀ + mask)`, `S = P (g vᵀ - Σ P g vᵀ)`: `s S k`, `s Sᵀ q`, `Pᵀ g`, and `S` itself."""
     lead, heads = g.dim() - y.dim(), k.shape[-3] if k.dim() > 2 else 1
     groups = q.shape[-3] // heads if enable_gqa else 1
     keys, values = (t.repeat_interleave(groups, -3) if groups > 1 else t for t in (k, v))

@@ -60,18 +60,24 @@ def _pulled_back_parts(
 
 
 def pulled_back_per_sample(
-    g: Tensor, path: tuple[int, ...], op: Any, batched: tuple[int, ...], y: Tensor, *args: Any, **kwargs: Any
+    g: Tensor, path: tuple[int, ...], op: Any, dims: tuple[int | None, ...], out: int, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """The same for a parameter, sample by sample: arguments at the positions `batched` have samples first."""
-    dims = tuple(0 if i in batched else None for i in range(len(args)))
+    """The same for a parameter, sample by sample.
+
+    `dims` and `out` are the dimensions that count samples in arguments and result; the next one holds a sample's rows.
+    """
 
     def single(row: Tensor, *sample: Any) -> Tensor:
-        kept = tuple(a.unsqueeze(0) if i in batched else a for i, a in enumerate(sample))
-        _, pull = torch.func.vjp(_of_one(op, path, kept, kwargs), _at(kept, path))
-        return pull(row.unsqueeze(0))[0]
+        _, pull = torch.func.vjp(_of_one(op, path, sample, kwargs), _at(sample, path))
+        return pull(row)[0]
 
-    samples = torch.func.vmap(single, in_dims=(0, *dims))
+    samples = torch.func.vmap(single, in_dims=(out, *(_in_dims(a, d) for a, d in zip(args, dims, strict=True))))
     return torch.func.vmap(lambda row: samples(row, *args))(g)
+
+
+def _in_dims(arg: Any, dim: int | None) -> Any:
+    """`in_dims` of an argument: one number for a tensor, a list of them for a list."""
+    return [None] * len(arg) if isinstance(arg, (list, tuple)) else dim
 
 
 def _at(args: Any, path: tuple[int, ...]) -> Any:

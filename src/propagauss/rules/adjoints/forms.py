@@ -1,0 +1,88 @@
+"""What a random layer adds to the covariance of the outputs, given sensitivities `g [K, B, out]` of its result.
+
+For one vector `a` per sample the Jacobian of the weight is `g aᵀ`, so that nothing of its size is needed:
+
+    g Cov(W a + b) gᵀ,    Cov(W a + b) diagonal in a basis that all samples share
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from propagauss.posteriors.base import Posterior
+from propagauss.posteriors.diagonal import DiagonalPosterior
+from propagauss.posteriors.kronecker import Eigenfactors, KroneckerPosterior
+
+
+class DiagonalLayer(nn.Module):
+    """`g diag(V a² + v) gᵀ`"""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, full: bool):
+        super().__init__()
+        self.full = full
+        self.register_buffer("weight", weight.clone(memory_format=torch.contiguous_format))
+        self.register_buffer("bias", None if bias is None else bias.clone())
+
+    def forward(self, g: Tensor, a: Tensor) -> Tensor:
+        return weighted(g, F.linear(a * a, self.weight, self.bias), self.full)
+
+
+class KroneckerLayer(nn.Module):
+    """`(g Q_B) diag(v (Q_Aᵀ a)²) (g Q_B)ᵀ` with the variances `v` of the rotated weight."""
+
+    left: Tensor
+    right: Tensor
+    variance: Tensor
+
+    def __init__(self, weight: Eigenfactors, full: bool):
+        super().__init__()
+        assert weight.right is not None
+        self.full = full
+        self.register_buffer("left", weight.left.clone())
+        self.register_buffer("right", weight.right.clone())
+        self.register_buffer("variance", weight.variance.clone(memory_format=torch.contiguous_format))
+
+    def forward(self, g: Tensor, a: Tensor) -> Tensor:
+        return weighted(g @ self.left, F.linear((a @ self.right).square(), self.variance), self.full)
+
+
+def weighted(g: Tensor, variance: Tensor, full: bool) -> Tensor:
+    """`g diag(v) gᵀ [B, K, K]`, or its diagonal `[B, K]`, for `g [K, B, n]` and `v [B, n]`."""
+    if not full:
+        return (g.square() * variance).sum(-1).mT
+    return (g * variance).transpose(0, 1) @ g.permute(1, 2, 0)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """`[K, B, rank] -> [B, K, K]`"""
+    return rows.transpose(0, 1) @ rows.permute(1, 2, 0)
+
+
+def squares(rows: Tensor) -> Tensor:
+    """`[K, B, rank] -> [B, K]`"""
+    return rows.square().sum(-1).mT
+
+
+def layer_form(
+    posterior: Posterior, weight: str, bias: str | None, transposed: bool, full: bool
+) -> tuple[nn.Module, bool] | None:
+    """The form of a layer with one vector per sample, and whether it includes the bias; None if there is none."""
+    if type(posterior) is DiagonalPosterior:
+        variance: Any = posterior.variance(weight)
+        variance = variance.t() if transposed else variance
+        return DiagonalLayer(variance, None if bias is None else posterior.variance(bias), full), True
+    if type(posterior) is KroneckerPosterior:
+        factors = posterior._factors[weight]
+        if factors.right is None:
+            return None
+        if transposed:
+            factors = Eigenfactors(factors.right, factors.left, factors.variance.mT)
+        return KroneckerLayer(factors, full), False
+    return None
