@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, fx
 
 from propagauss.nodes import depends, hint, reached
 from propagauss.tracing.trace import Traced
+
+_REPEATS = (torch.ops.aten.expand.default, torch.ops.aten.repeat.default, torch.ops.aten.broadcast_to.default)
 
 
 class Axis(NamedTuple):
@@ -20,11 +23,11 @@ class Axis(NamedTuple):
 def axes(traced: Traced) -> dict[fx.Node, Axis]:
     """The axis of every value that has samples; values that are missing are the same for all.
 
-    Where sizes are fixed a size cannot tell, so what was made of inputs counts, and what was made of nothing (the
-    first states of recurrent layers).
+    Where sizes are fixed a size cannot tell, so what was made of inputs counts, what was made of nothing (the first
+    states of recurrent layers), and what was repeated as often as there are samples (class tokens).
     """
     starts = [n for n in traced.inputs if n is not None]
-    starts += [n for n in traced.graph.nodes if n.op == "call_function" and not n.all_input_nodes]
+    starts += [n for n in traced.graph.nodes if n.op == "call_function" and _is_for_all(n, traced.batch)]
     candidates = traced.graph.nodes if traced.batch_is_dynamic else reached(traced.graph, starts)
     found = {}
     for node in candidates:
@@ -34,6 +37,17 @@ def axes(traced: Traced) -> dict[fx.Node, Axis]:
         if axis is not None:
             found[node] = axis
     return found
+
+
+def _is_for_all(node: fx.Node, batch: int) -> bool:
+    """Whether a value that does not depend on inputs was made with a row for each sample."""
+    if not node.all_input_nodes:
+        return True
+    source = node.args[0] if node.target in _REPEATS else None
+    if not isinstance(source, fx.Node) or not isinstance(source.meta.get("val"), Tensor):
+        return False
+    before, after = source.meta["val"].shape, node.meta["val"].shape
+    return hint(after[0]) == batch and (len(before) < len(after) or hint(before[0]) == 1)
 
 
 def _axis(value: Tensor, traced: Traced) -> Axis | None:
