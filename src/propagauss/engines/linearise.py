@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import nn
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
-from propagauss.network.streamlined import Streamlined
+from propagauss.network.linearised import Linearised
 from propagauss.passes.backwards.sweep import Sweep
 from propagauss.posteriors.base import Posterior
 from propagauss.rules import adjoints  # noqa: F401
@@ -22,11 +22,9 @@ def linearise(
     outputs: Any = None,
     covariance: Literal["full", "diagonal"] = "full",
     output: str | None = None,
-) -> Streamlined:
+) -> Linearised:
     if posterior is not None:
         posterior = posterior.bind({name: p.detach() for name, p in model.named_parameters()})
     random = set() if posterior is None else set(posterior.names)
     traced = trace(model, example, output, random=random)
-    sweep = Sweep(traced, posterior, covariance == "full")
-    body, plan = sweep.run()
-    return Streamlined(body, plan, traced).eval()
+    return Sweep(traced, posterior, covariance == "full").run()

@@ -139,11 +139,14 @@ _JOINT: dict[type[Posterior], Callable[[Any], Root]] = {
 }
 
 
-def roots(posterior: Posterior, used: list[str]) -> list[tuple[tuple[str, ...], Root]]:
-    """The roots that the parameters `used` need, each with the names of the Jacobians that it takes."""
+def own_root(posterior: Posterior, name: str) -> Root | None:
+    """The root of one parameter; None if it may depend on others."""
     separate = _SEPARATE.get(type(posterior))
-    if separate is not None:
-        return [((name,), separate(posterior, name)) for name in used]
+    return None if separate is None else separate(posterior, name)
+
+
+def joint_root(posterior: Posterior, used: list[str]) -> tuple[tuple[str, ...], Root]:
+    """The root of the parameters `used` together, and their names in the order in which it takes their Jacobians."""
     kept = posterior.select(*used) if set(used) != set(posterior.names) else posterior
     joint = _JOINT.get(type(posterior))
-    return [(kept.names, joint(kept) if joint is not None else DenseRoot(kept.to_dense()))]
+    return kept.names, joint(kept) if joint is not None else DenseRoot(kept.to_dense())

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian
 from propagauss.rules.adjoints.forms import weighted
 
 
-def seed(eye: Tensor, y: Tensor) -> Tensor:
-    """The identity for every sample: `[K, B, ...]`."""
-    return eye.expand(-1, y.shape[0], *([-1] * (eye.dim() - 2)))
+def seed(rows: Tensor, y: Tensor, event: list[int]) -> Tensor:
+    """Rows of the identity, `[K, n]`, for every sample: `[K, B, *event]`."""
+    rows = rows.reshape(-1, 1, *event)
+    return rows.expand(-1, y.shape[0], *event)
 
 
-def weight_rows(w: Tensor, y: Tensor) -> Tensor:
-    """The identity pulled back through `y = x Wᵀ + b`: the rows of the weight, for every sample."""
-    return w.unsqueeze(1).expand(-1, y.shape[0], -1)
+def weight_rows(rows: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    """The same pulled back through `y = x Wᵀ + b`: rows of the weight, for every sample."""
+    return (rows @ w).unsqueeze(1).expand(-1, y.shape[0], -1)
 
 
 def of_input(g: Tensor, x: Gaussian, full: bool) -> Tensor:
@@ -28,19 +28,3 @@ def of_input(g: Tensor, x: Gaussian, full: bool) -> Tensor:
     if full:
         return moved @ rows.permute(1, 2, 0)
     return (moved * rows.transpose(0, 1)).sum(-1)
-
-
-def full_covariance(mean: Tensor, covariance: Tensor) -> Gaussian:
-    return Gaussian.full(mean, (covariance + covariance.mT) / 2)
-
-
-def diagonal(mean: Tensor, variance: Tensor) -> Gaussian:
-    return Gaussian.diagonal(mean, variance.reshape(mean.shape))
-
-
-def certain(mean: Tensor, full: bool) -> Gaussian:
-    """An output that nothing random reaches."""
-    if not full:
-        return Gaussian.diagonal(mean, torch.zeros_like(mean))
-    flat = mean.flatten(1)
-    return Gaussian.full(mean, (flat * 0).unsqueeze(-1) * flat.unsqueeze(-2))

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from propagauss.gaussian import mean_of
+from propagauss.network.linearised import Linearised, Sensitivities
 from propagauss.network.plan import Plan, Step
 from propagauss.nodes import depends, hint, is_assertion, is_float, is_transpose, module_path, op_name
-from propagauss.passes.backwards.results import certain, diagonal, full_covariance, of_input, seed, weight_rows
+from propagauss.passes.backwards.results import of_input, seed, weight_rows
 from propagauss.passes.backwards.samples import apart, axes, fronted
 from propagauss.posteriors.base import Posterior
-from propagauss.posteriors.roots import roots
+from propagauss.posteriors.roots import joint_root, own_root
 from propagauss.rules.adjoints.forms import gram, layer_form, squares
 from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE, pulled_back, pulled_back_per_sample
 from propagauss.tracing.trace import Traced
@@ -44,35 +46,37 @@ class Sweep:
             if n.op == "placeholder" and traced.parameters.get(n.name) in names
         }
         self.axes = axes(traced)
-        self.active: set[fx.Node] = set()  # what is uncertain
+        self.active = self._active()
         self.sensitivity: dict[fx.Node, Any] = {}
-        self.jacobians: dict[str, fx.Node] = {}
+        self.shared: dict[str, fx.Node] = {}  # Jacobians of parameters with several uses, so far
+        self.jacobians: dict[str, fx.Node] = {}  # and of those that depend on each other
         self.terms: list[fx.Node] = []
+        self.values = 0  # entries of the largest sensitivities so far, for one sample and one entry of the output
+        self.kept = 0  # entries of Jacobians that are kept to the end
+        self.walks: dict[int, Sensitivities] = {}
         self.steps: dict[fx.Node, Step] = {}
 
-    def run(self) -> tuple[fx.GraphModule, Plan]:
+    def run(self) -> Linearised:
         self._forward()
-        self.graph.output(tuple(self._result(output) for output in self.traced.outputs))
+        self.graph.output(tuple(self._result(i, output) for i, output in enumerate(self.traced.outputs)))
         self.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
         body = fx.GraphModule(self.root, self.graph, class_name="LinearisedBody")
         body.delete_all_unused_submodules()
         untouched = sum(n.op == "call_function" and n not in self.active for n in self.traced.graph.nodes)
-        return body, Plan(tuple(self.steps.values()), untouched, tuple(sorted(set(self.leaves.values()))), ())
+        plan = Plan(tuple(self.steps.values()), untouched, tuple(sorted(set(self.leaves.values()))), ())
+        return Linearised(body, plan, self.traced, self.walks, "full" if self.full else "diagonal").eval()
 
     # -- forwards: the model itself
 
     def _forward(self) -> None:
-        for node, uncertain in zip(self.traced.inputs, self.traced.uncertain_inputs, strict=True):
-            if node is None:
-                continue
-            self.env[node] = self.graph.placeholder(node.name)
-            if uncertain:
-                self.active.add(node)
-        self.active.update(self.leaves)
-        self.given = dict(self.env)
-        for node in self.given:
-            if node in self.active:
-                self.env[node] = self.graph.call_function(getattr, (self.given[node], "mean"))
+        for node in self.traced.inputs:
+            if node is not None:
+                self.env[node] = self.graph.placeholder(node.name)
+        self.given = {n: v for n, v in self.env.items() if n in self.active}
+        uncertain = [i for i, o in enumerate(self.traced.outputs) if o in self.active]
+        self.seeds = {i: self.graph.placeholder(f"identity_{i}") for i in uncertain}
+        for node, value in self.given.items():
+            self.env[node] = self.graph.call_function(mean_of, (value,))
         for node in self.traced.graph.nodes:
             if node.op == "placeholder" and node.name in self.traced.constants:
                 name = f"constant_{node.name}"
@@ -80,51 +84,67 @@ class Sweep:
                 self.env[node] = self.graph.get_attr(name)
             elif node.op == "call_function" and not is_assertion(node.target):
                 self.env[node] = self.graph.node_copy(node, self.env.__getitem__)
-                if any(a in self.active for a in node.all_input_nodes) and _has_derivative(node):
-                    self.active.add(node)
+
+    def _active(self) -> set[fx.Node]:
+        """All values that are uncertain."""
+        inputs = zip(self.traced.inputs, self.traced.uncertain_inputs, strict=True)
+        found = {*self.leaves, *(n for n, uncertain in inputs if uncertain and n is not None)}
+        for node in self.traced.graph.nodes:
+            if any(a in found for a in node.all_input_nodes) and _has_derivative(node):
+                found.add(node)
+        return found
 
     # -- backwards
 
-    def _result(self, output: Any) -> Any:
-        if not isinstance(output, fx.Node):
-            return output
-        if not is_float(output):
-            return self.env[output]
+    def _result(self, i: int, output: Any) -> Any:
+        if not isinstance(output, fx.Node) or not is_float(output):
+            return self.env[output] if isinstance(output, fx.Node) else output
         if output not in self.active:
-            return self.graph.call_function(certain, (self.env[output], self.full))
-        start = self._seed(output)
-        self.sensitivity, self.jacobians, self.terms = {output: start}, {}, []
+            return self.env[output], None
+        start = self._seed(i, output)
+        self.values = self.kept = 0
+        self.sensitivity, self.shared, self.jacobians, self.terms = {output: start}, {}, {}, []
         for node in reversed(list(self.traced.graph.nodes)):
             g = self.sensitivity.pop(node, None)
             if g is not None:
                 self._arrive(node, g, g is start)
-        self._add_forms()
+        for name, rows in self.shared.items():
+            self._finish(name, rows)
+        self._finish_together()
         total = self.terms[0]
         for term in self.terms[1:]:
             total = self._sum(total, term)
-        make = full_covariance if self.full else diagonal
-        return self.graph.call_function(make, (self.env[output], total))
-
-    def _seed(self, output: fx.Node) -> fx.Node:
         event = torch.Size(hint(s) for s in output.meta["val"].shape[1:])
-        eye = torch.eye(event.numel(), dtype=output.meta["val"].dtype).reshape(event.numel(), 1, *event)
-        name = f"identity_{output.name}"
-        self.root.register_buffer(name, eye)
-        return self.graph.call_function(seed, (self.graph.get_attr(name), self.env[output]))
+        self.walks[i] = Sensitivities(event.numel(), self.values, output.meta["val"].dtype)
+        return self.env[output], total
+
+    def _seed(self, i: int, output: fx.Node) -> fx.Node:
+        event = [hint(s) for s in output.meta["val"].shape[1:]]
+        return self.graph.call_function(seed, (self.seeds[i], self.env[output], event))
 
     def _arrive(self, node: fx.Node, g: Any, is_identity: bool) -> None:
         if node in self.leaves:
-            name = self.leaves[node]
-            self.jacobians[name] = g if name not in self.jacobians else self._sum(self.jacobians[name], g)
+            self._collect(node, g)
         elif node in self.given:
             self.terms.append(self.graph.call_function(of_input, (g, self.given[node], self.full)))
         elif node.target is operator.getitem and _is_several(node.args[0]):
             self._put_part(node.args[0], node.args[1], g)  # type: ignore[arg-type]
         else:
+            self.values = max(self.values, 3 * self._size(node))
             done = self._as_layer(node, g)
             for path, argument in _paths(node):
                 if argument in self.active and argument not in done:
-                    self._add(argument, self._pulled(node, g, path, argument, is_identity))
+                    self.values = max(self.values, 3 * self._size(argument) + self.kept)
+                    pulled = self._pulled(node, g, path, argument, is_identity)
+                    if argument in self.leaves and self._used_once(argument):
+                        self._finish(self.leaves[argument], pulled)  # at once: one layer's Jacobian at a time
+                    else:
+                        self._add(argument, pulled)
+
+    def _collect(self, leaf: fx.Node, g: fx.Node) -> None:
+        """A parameter with several uses; the graph may have it under several names."""
+        name = self.leaves[leaf]
+        self.shared[name] = g if name not in self.shared else self._sum(self.shared[name], g)
 
     def _put_part(self, node: fx.Node, index: int, g: Any) -> None:
         """A part of a result in several parts, whose sensitivities are a list."""
@@ -139,7 +159,8 @@ class Sweep:
     def _pulled(self, node: fx.Node, g: Any, path: tuple[int, ...], argument: fx.Node, is_identity: bool) -> fx.Node:
         if is_identity and node.target == aten.linear.default and path == (0,) and node.meta["val"].dim() == 2:
             self._note(node, "adjoint")
-            return self.graph.call_function(weight_rows, (self.env[node.args[1]], self.env[node]))  # type: ignore[index]
+            seeds = self.seeds[self.traced.outputs.index(node)]
+            return self._call(weight_rows, seeds, self.env[node.args[1]], self.env[node])  # type: ignore[index]
         args, kwargs = map_arg((node.args, node.kwargs), self.env.__getitem__)  # type: ignore[misc]
         at: Any = path[0] if len(path) == 1 else path
         y, op = self.env[node], node.target
@@ -195,17 +216,36 @@ class Sweep:
         self._note(node, "layer")
         return {weight, bias} if random_bias and includes_bias else {weight}  # type: ignore[return-value]
 
+    def _size(self, node: fx.Node) -> int:
+        """Entries of a sample."""
+        value = node.meta.get("val")
+        parts = value if isinstance(value, (tuple, list)) else [value]
+        total = sum(torch.Size(hint(s) for s in p.shape).numel() for p in parts if isinstance(p, Tensor))
+        return max(total // self.traced.batch, 1) if node in self.axes else total
+
     def _used_once(self, leaf: Any) -> bool:
         same = [n for n, name in self.leaves.items() if name == self.leaves[leaf]]
         return len(same) == 1 and sum(user.op == "call_function" for user in leaf.users) == 1
 
-    def _add_forms(self) -> None:
-        if not self.jacobians:
-            return
+    def _finish(self, name: str, rows: fx.Node) -> None:
+        """The part of a parameter that is independent of all others, or its Jacobian, to be kept."""
         assert self.posterior is not None
-        for names, root in roots(self.posterior, sorted(self.jacobians)):
-            rows = self._emit(f"root_{names[0]}", root, tuple(self.jacobians[n] for n in names))
-            self.terms.append(self.graph.call_function(gram if self.full else squares, (rows,)))
+        root = own_root(self.posterior, name)
+        if root is None:
+            self.jacobians[name] = rows
+            self.kept += 2 * self.posterior.shape(name).numel()
+        else:
+            self._form(name, root, (rows,))
+
+    def _finish_together(self) -> None:
+        if self.jacobians:
+            assert self.posterior is not None
+            names, root = joint_root(self.posterior, sorted(self.jacobians))
+            self._form(names[0], root, tuple(self.jacobians[n] for n in names))
+
+    def _form(self, name: str, root: nn.Module, rows: tuple[fx.Node, ...]) -> None:
+        moved = self._emit(f"root_{name}", root, rows)
+        self.terms.append(self.graph.call_function(gram if self.full else squares, (moved,)))
 
     # -- small things
 
