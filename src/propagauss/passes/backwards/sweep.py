@@ -18,13 +18,15 @@ from torch.fx.node import map_arg
 from propagauss.gaussian import mean_of
 from propagauss.network.linearised import Linearised, Sensitivities
 from propagauss.network.plan import Plan, Step
-from propagauss.nodes import depends, hint, is_assertion, is_float, is_transpose, module_path, op_name
+from propagauss.nodes import depends, hint, is_assertion, is_complex, is_float, is_transpose, module_path, op_name
 from propagauss.passes.backwards.results import of_input, seed, weight_rows
 from propagauss.passes.backwards.samples import apart, axes, fronted
 from propagauss.posteriors.base import Posterior
+from propagauss.posteriors.diagonal import DiagonalPosterior
 from propagauss.posteriors.roots import joint_root, own_root
-from propagauss.rules.adjoints.forms import gram, layer_form, squares
+from propagauss.rules.adjoints.forms import DiagonalEmbedding, gram, layer_form, squares
 from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE, pulled_back, pulled_back_per_sample
+from propagauss.rules.registry import fixed_positions
 from propagauss.tracing.trace import Traced
 
 aten = torch.ops.aten
@@ -166,7 +168,7 @@ class Sweep:
         y, op = self.env[node], node.target
         if node in self.axes and argument not in self.axes:
             return self._crossing(node, g, path, args, kwargs)
-        found = ADJOINTS.get(op)
+        found = None if _has_complex(node) else ADJOINTS.get(op)  # written for real numbers
         self._note(node, "automatic" if found is None else "adjoint")
         if found is not None:
             return self.graph.call_function(found, (g, at, y, *args), kwargs)
@@ -176,7 +178,7 @@ class Sweep:
         """From a value with samples to one that all samples share: its sensitivity is kept apart for each of them."""
         op, axis = node.target, self.axes[node]
         inputs = {i: self.axes[a] for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a in self.axes}
-        found = PER_SAMPLE.get(op)
+        found = None if _has_complex(node) else PER_SAMPLE.get(op)
         first = axis.dim == 0 and axis.rows == 1
         fits = all(a == axis for a in inputs.values()) and (first or op in _ROWS) if inputs else first
         if found is not None and fits:
@@ -188,13 +190,24 @@ class Sweep:
                     moved[i] = self._call(fronted, args[i], *a)
             return self.graph.call_function(found, (g, path[0] if len(path) == 1 else path, y, *moved), kwargs)
         self._note(node, "automatic")
-        moved = [self._call(apart, a, *inputs[i]) if i in inputs else a for i, a in enumerate(args)]
-        dims = tuple(inputs[i].dim if i in inputs else None for i in range(len(args)))
-        g = self._call(apart, g, *axis, 1)
-        return self.graph.call_function(pulled_back_per_sample, (g, path, op, dims, axis.dim, *moved), kwargs)
+        moved, dims = zip(*(self._apart(a, v) for a, v in zip(node.args, args, strict=True)), strict=True)
+        parts = [None if p is None else self._call(apart, p, *axis, 1) for p in g] if isinstance(g, list) else None
+        g = self._call(apart, g, *axis, 1) if parts is None else parts
+        call = (g, path, op, dims, axis.dim, self.env[node], *moved)
+        return self.graph.call_function(pulled_back_per_sample, call, kwargs)
+
+    def _apart(self, argument: Any, value: Any) -> tuple[Any, Any]:
+        """An argument with a dimension for samples alone, and which one that is; lists element by element."""
+        if isinstance(argument, (list, tuple)):
+            pairs = [self._apart(a, v) for a, v in zip(argument, value, strict=True)]
+            return [v for v, _ in pairs], [d for _, d in pairs]
+        axis = self.axes.get(argument) if isinstance(argument, fx.Node) else None
+        return (value, None) if axis is None else (self._call(apart, value, *axis), axis.dim)
 
     def _as_layer(self, node: fx.Node, g: Any) -> set[fx.Node]:
         """A layer with one vector per sample adds its part at once; returns the parameters that are done with it."""
+        if node.target == aten.embedding.default:
+            return self._as_embedding(node, g)
         places = {aten.linear.default: (0, 1, 2), aten.addmm.default: (1, 2, 0)}.get(node.target)
         if places is None or self.posterior is None or node.kwargs:
             return set()
@@ -215,6 +228,17 @@ class Sweep:
         self.terms.append(self._emit(f"layer_{name}", module, (g, self.env[x])))  # type: ignore[index]
         self._note(node, "layer")
         return {weight, bias} if random_bias and includes_bias else {weight}  # type: ignore[return-value]
+
+    def _as_embedding(self, node: fx.Node, g: Any) -> set[fx.Node]:
+        table, index = node.args[:2]
+        if table not in self.leaves or not self._used_once(table) or self.axes.get(index) != (0, 1):  # type: ignore[arg-type]
+            return set()
+        if type(self.posterior) is not DiagonalPosterior:
+            return set()
+        form = DiagonalEmbedding(self.posterior.variance(self.leaves[table]), self.full)  # type: ignore[index]
+        self.terms.append(self._emit(f"layer_{self.leaves[table]}", form, (g, self.env[index])))  # type: ignore[index]
+        self._note(node, "layer")
+        return {table}  # type: ignore[return-value]
 
     def _size(self, node: fx.Node) -> int:
         """Entries of a sample."""
@@ -281,6 +305,10 @@ def _has_derivative(node: fx.Node) -> bool:
     return any(isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
 
 
+def _has_complex(node: fx.Node) -> bool:
+    return is_complex(node) or any(is_complex(a) for a in node.all_input_nodes)
+
+
 def _is_several(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), (tuple, list))
 
@@ -289,6 +317,8 @@ def _paths(node: fx.Node) -> list[tuple[tuple[int, ...], fx.Node]]:
     """Where the arguments of an op are: positions, also inside lists."""
     found: list[tuple[tuple[int, ...], fx.Node]] = []
     for i, arg in enumerate(node.args):
+        if i in fixed_positions(node):  # read for its shape or type alone
+            continue
         if isinstance(arg, fx.Node):
             found.append(((i,), arg))
         elif isinstance(arg, (list, tuple)):

@@ -138,3 +138,18 @@ def _with_zeros(parts: list[Tensor | None], like: list[Tensor]) -> list[Tensor]:
     known = next((g, y) for g, y in zip(parts, like, strict=True) if g is not None)
     lead = known[0].shape[: known[0].dim() - known[1].dim()]
     return [known[0].new_zeros(*lead, *y.shape) if g is None else g for g, y in zip(parts, like, strict=True)]
+
+
+@adjoint(aten.embedding.default)
+def embedded(g: Tensor, i: int, y: Tensor, w: Tensor, index: Tensor, *rest: Any) -> Tensor:
+    lead = g.shape[: g.dim() - y.dim()]
+    zeros = g.new_zeros(*lead, *w.shape)
+    return zeros.index_add(len(lead), index.reshape(-1), g.reshape(*lead, -1, w.shape[1]))
+
+
+@adjoint(aten.embedding.default, per_sample=True)
+def embedded_per_sample(g: Tensor, i: int, y: Tensor, w: Tensor, index: Tensor, *rest: Any) -> Tensor:
+    """What padding stops in training is as uncertain as any other row."""
+    rows = g.reshape(*g.shape[:2], -1, w.shape[1])  # [K, B, T, D]
+    where = index.reshape(1, index.shape[0], -1, 1).expand_as(rows)
+    return g.new_zeros(*g.shape[:2], *w.shape).scatter_add(2, where, rows)

@@ -53,6 +53,26 @@ class KroneckerLayer(nn.Module):
         return weighted(g @ self.left, F.linear((a @ self.right).square(), self.variance), self.full)
 
 
+class DiagonalEmbedding(nn.Module):
+    """`Σ_ts [i_t = i_s] g_t diag(v_i) g_sᵀ` over the positions of a sample with indices `i`: no row is made twice."""
+
+    variance: Tensor
+
+    def __init__(self, variance: Tensor, full: bool):
+        super().__init__()
+        self.full = full
+        self.register_buffer("variance", variance.clone())
+
+    def forward(self, g: Tensor, index: Tensor) -> Tensor:
+        rows = index.reshape(index.shape[0], -1)
+        g = g.reshape(*g.shape[:2], -1, g.shape[-1])  # [K, B, T, D]
+        same = (rows.unsqueeze(-1) == rows.unsqueeze(-2)).to(g.dtype)  # [B, T, T]
+        moved, other = (g * F.embedding(rows, self.variance)).flatten(2), (same @ g).flatten(2)
+        if not self.full:
+            return (moved * other).sum(-1).mT
+        return moved.transpose(0, 1) @ other.permute(1, 2, 0)
+
+
 def weighted(g: Tensor, variance: Tensor, full: bool) -> Tensor:
     """`g diag(v) gᵀ [B, K, K]`, or its diagonal `[B, K]`, for `g [K, B, n]` and `v [B, n]`."""
     if not full:

@@ -36,48 +36,52 @@ def adjoint(*ops: Any, per_sample: bool = False) -> Callable[[Adjoint], Adjoint]
     return register
 
 
-def pulled_back(g: Tensor, path: tuple[int, ...], op: Any, y: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Any op with a derivative, by automatic differentiation; `path` leads to the argument, also into lists."""
-    if isinstance(g, list):
-        return _pulled_back_parts(g, path, op, y, args, kwargs)
-    _, pull = torch.func.vjp(_of_one(op, path, args, kwargs), _at(args, path))
-    lead = g.shape[: g.dim() - y.dim()]
-    rows = torch.func.vmap(lambda row: pull(row)[0])(g.reshape(-1, *y.shape))
-    return rows.reshape(*lead, *rows.shape[1:])
+def pulled_back(g: Any, path: tuple[int, ...], op: Any, y: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+    """Any op with a derivative, by automatic differentiation; `path` leads to the argument, also into lists.
 
-
-def _pulled_back_parts(
-    parts: list[Tensor | None], path: tuple[int, ...], op: Any, ys: Any, args: Any, kwargs: dict[str, Any]
-) -> Tensor:
-    """An op with several results, of which some are not used."""
-    used = [i for i, g in enumerate(parts) if g is not None]
-    whole = _of_one(op, path, args, kwargs)
-    _, pull = torch.func.vjp(lambda x: tuple(whole(x)[i] for i in used), _at(args, path))
-    some: Any = parts[used[0]]
-    lead = some.shape[: some.dim() - ys[used[0]].dim()]
-    rows = torch.func.vmap(lambda *row: pull(row)[0])(*(parts[i].reshape(-1, *ys[i].shape) for i in used))  # type: ignore[union-attr]
-    return rows.reshape(*lead, *rows.shape[1:])
+    An op with several results has lists of them and of their sensitivities, None for those that are not used.
+    """
+    used, parts, results = _used(g, y)
+    _, pull = torch.func.vjp(_of_one(op, path, args, kwargs, used), _at(args, path))
+    lead = parts[0].shape[: parts[0].dim() - results[0].dim()]
+    rows = [g.reshape(-1, *y.shape) for g, y in zip(parts, results, strict=True)]
+    found = _each(lambda *row: pull(row)[0], op, *rows)
+    return found.reshape(*lead, *found.shape[1:])
 
 
 def pulled_back_per_sample(
-    g: Tensor, path: tuple[int, ...], op: Any, dims: tuple[int | None, ...], out: int, *args: Any, **kwargs: Any
+    g: Any, path: tuple[int, ...], op: Any, dims: Any, out: int, y: Any, /, *args: Any, **kwargs: Any
 ) -> Tensor:
     """The same for a parameter, sample by sample.
 
     `dims` and `out` are the dimensions that count samples in arguments and result; the next one holds a sample's rows.
     """
+    used, parts, _ = _used(g, y)
 
-    def single(row: Tensor, *sample: Any) -> Tensor:
-        _, pull = torch.func.vjp(_of_one(op, path, sample, kwargs), _at(sample, path))
-        return pull(row)[0]
+    def single(rows: tuple[Tensor, ...], *sample: Any) -> Tensor:
+        _, pull = torch.func.vjp(_of_one(op, path, sample, kwargs, used), _at(sample, path))
+        return pull(rows)[0]
 
-    samples = torch.func.vmap(single, in_dims=(out, *(_in_dims(a, d) for a, d in zip(args, dims, strict=True))))
-    return torch.func.vmap(lambda row: samples(row, *args))(g)
+    samples = torch.func.vmap(single, in_dims=(tuple(out for _ in parts), *dims))
+    return _each(lambda *rows: samples(rows, *args), op, *parts)
 
 
-def _in_dims(arg: Any, dim: int | None) -> Any:
-    """`in_dims` of an argument: one number for a tensor, a list of them for a list."""
-    return [None] * len(arg) if isinstance(arg, (list, tuple)) else dim
+def _each(function: Callable[..., Tensor], op: Any, *rows: Tensor) -> Tensor:
+    """For every row; one after the other where PyTorch's vectorised derivative is wrong."""
+    if op in _ONE_BY_ONE:
+        return torch.stack([function(*row) for row in zip(*rows, strict=True)])
+    return torch.func.vmap(function)(*rows)
+
+
+_ONE_BY_ONE = {torch.ops.aten.cdist.default, torch.ops.aten._cdist_forward.default, torch.ops.aten.pdist.default}
+
+
+def _used(g: Any, y: Any) -> tuple[list[int] | None, list[Tensor], list[Tensor]]:
+    """The results whose sensitivities are known; None in place of their positions for an op with one result."""
+    if not isinstance(g, (list, tuple)):
+        return None, [g], [y]
+    used = [i for i, part in enumerate(g) if part is not None]
+    return used, [g[i] for i in used], [y[i] for i in used]
 
 
 def _at(args: Any, path: tuple[int, ...]) -> Any:
@@ -86,15 +90,21 @@ def _at(args: Any, path: tuple[int, ...]) -> Any:
     return args
 
 
-def _of_one(op: Any, path: tuple[int, ...], args: Any, kwargs: dict[str, Any]) -> Callable[[Tensor], Any]:
-    """An op as a function of one of its arguments."""
+def _of_one(
+    op: Any, path: tuple[int, ...], args: Any, kwargs: dict[str, Any], used: list[int] | None
+) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """An op as a function of one of its arguments, with those of its results that are used."""
 
     def put(values: Any, where: tuple[int, ...], x: Tensor) -> Any:
         if not where:
             return x
         return type(values)(put(v, where[1:], x) if j == where[0] else v for j, v in enumerate(values))
 
-    return lambda x: op(*put(tuple(args), path, x), **kwargs)
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        result = op(*put(tuple(args), path, x), **kwargs)
+        return (result,) if used is None else tuple(result[i] for i in used)
+
+    return function
 
 
 def unbroadcast(g: Tensor, lead: int, shape: Any) -> Tensor:
