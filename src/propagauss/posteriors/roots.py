@@ -37,7 +37,7 @@ class DiagonalRoot(Root):
         self.register_buffer("deviation", variance.sqrt())
 
     def forward(self, jacobian: Tensor) -> Tensor:
-        return (jacobian * self.deviation).flatten(2)
+        return (jacobian * self.deviation).reshape(*jacobian.shape[:2], -1)
 
 
 class KroneckerRoot(Root):

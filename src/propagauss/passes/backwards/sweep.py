@@ -26,7 +26,7 @@ from propagauss.posteriors.diagonal import DiagonalPosterior
 from propagauss.posteriors.roots import joint_root, own_root
 from propagauss.rules.adjoints.forms import DiagonalEmbedding, gram, layer_form, squares
 from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE, pulled_back, pulled_back_per_sample
-from propagauss.rules.registry import fixed_positions
+from propagauss.rules.facts import facts
 from propagauss.tracing.trace import Traced
 
 aten = torch.ops.aten
@@ -249,7 +249,7 @@ class Sweep:
 
     def _used_once(self, leaf: Any) -> bool:
         same = [n for n, name in self.leaves.items() if name == self.leaves[leaf]]
-        return len(same) == 1 and sum(user.op == "call_function" for user in leaf.users) == 1
+        return len(same) == 1 and sum(a is leaf for user in leaf.users for _, a in _paths(user)) == 1
 
     def _finish(self, name: str, rows: fx.Node) -> None:
         """The part of a parameter that is independent of all others, or its Jacobian, to be kept."""
@@ -313,11 +313,16 @@ def _is_several(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), (tuple, list))
 
 
+def _unread(node: fx.Node) -> tuple[int, ...]:
+    """Arguments whose shape or type alone is read; attention reads all of its own."""
+    return () if node.target == aten.scaled_dot_product_attention.default else facts(node.target).at_mean
+
+
 def _paths(node: fx.Node) -> list[tuple[tuple[int, ...], fx.Node]]:
     """Where the arguments of an op are: positions, also inside lists."""
     found: list[tuple[tuple[int, ...], fx.Node]] = []
     for i, arg in enumerate(node.args):
-        if i in fixed_positions(node):  # read for its shape or type alone
+        if i in _unread(node):
             continue
         if isinstance(arg, fx.Node):
             found.append(((i,), arg))

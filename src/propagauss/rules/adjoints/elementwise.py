@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from propagauss.rules.adjoints.registry import adjoint, unbroadcast, unbroadcast_per_sample
-from propagauss.rules.elementwise.slopes import CASTS, UNARY
+from propagauss.rules.elementwise.slopes import UNARY
+from propagauss.rules.entries import shape  # noqa: F401 (states facts about ops)
+from propagauss.rules.facts import having
 
 aten = torch.ops.aten
 _SAME = (aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default, aten.dropout.default)
@@ -40,7 +42,7 @@ def same(g: Tensor, i: int, y: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return g
 
 
-@adjoint(*CASTS)
+@adjoint(*having("casts"))
 def cast(g: Tensor, i: int, y: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return g.to(x.dtype)
 

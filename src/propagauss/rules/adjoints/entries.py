@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from propagauss.rules.adjoints.registry import adjoint, unbroadcast, unbroadcast_per_sample
-from propagauss.rules.elementwise.slopes import RESHAPES
+from propagauss.rules.entries import shape  # noqa: F401 (states facts about ops)
+from propagauss.rules.facts import having
 
 aten = torch.ops.aten
 
 
-@adjoint(*RESHAPES, aten.view_as.default, aten.reshape_as.default, aten.ravel.default)
+@adjoint(*having("keeps_order"), aten.view_as.default, aten.reshape_as.default, aten.ravel.default)
 def reshaped(g: Tensor, i: int, y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Tensor:
     return g.reshape(*g.shape[: g.dim() - y.dim()], *x.shape)
 
@@ -153,3 +154,19 @@ def embedded_per_sample(g: Tensor, i: int, y: Tensor, w: Tensor, index: Tensor, 
     rows = g.reshape(*g.shape[:2], -1, w.shape[1])  # [K, B, T, D]
     where = index.reshape(1, index.shape[0], -1, 1).expand_as(rows)
     return g.new_zeros(*g.shape[:2], *w.shape).scatter_add(2, where, rows)
+
+
+@adjoint(aten.index.Tensor)
+def indexed(g: Tensor, i: Any, y: Tensor, x: Tensor, indices: list[Tensor | None]) -> Tensor:
+    """Leading dimensions go behind all others, where indexing leaves them alone."""
+    lead = g.shape[: g.dim() - y.dim()]
+    rows = g.reshape(-1, *y.shape).movedim(0, -1)
+    zeros = rows.new_zeros(*x.shape, rows.shape[-1])
+    found = torch.ops.aten.index_put(zeros, indices, rows, True)
+    return found.movedim(-1, 0).reshape(*lead, *x.shape)
+
+
+@adjoint(aten.gather.default)
+def gathered(g: Tensor, i: int, y: Tensor, x: Tensor, dim: int, index: Tensor, **named: Any) -> Tensor:
+    lead = g.shape[: g.dim() - y.dim()]
+    return g.new_zeros(*lead, *x.shape).scatter_add(dim if dim < 0 else dim - x.dim(), index.expand_as(g), g)

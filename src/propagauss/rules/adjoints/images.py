@@ -98,3 +98,51 @@ def adaptive_average(g: Tensor, i: int, y: Tensor, x: Tensor, size: Any) -> Tens
         repeat = x.shape[d] // y.shape[d]
         g = (g / repeat).repeat_interleave(repeat, d)
     return g
+
+
+@adjoint(aten.max_pool2d.default)
+def max_pool(
+    g: Tensor,
+    i: int,
+    y: Tensor,
+    x: Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """Everything goes to the entry that was the largest of its window."""
+    _, places = F.max_pool2d(x, kernel, stride or None, padding, dilation, ceil_mode, return_indices=True)
+    lead = g.shape[: g.dim() - y.dim()]
+    zeros = g.new_zeros(*lead, *x.shape[:-2], x.shape[-2] * x.shape[-1])
+    rows = g.flatten(-2)
+    return zeros.scatter_add(-1, places.flatten(-2).expand_as(rows), rows).reshape(*lead, *x.shape)
+
+
+@adjoint(aten.avg_pool2d.default)
+def average_pool(
+    g: Tensor,
+    i: int,
+    y: Tensor,
+    x: Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """A convolution with equal weights where every window counts the same; else by automatic differentiation."""
+    kernel, padding = _each(kernel, 2), _each(padding, 2)
+    stride = _each(stride, 2) if stride else kernel
+    if ceil_mode or (any(padding) and not count_include_pad and divisor_override is None):
+        rest = (kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return pulled_back(g, (0,), aten.avg_pool2d.default, y, x, *rest)
+    weight = g.new_full((1, 1, *kernel), 1 / (divisor_override or kernel[0] * kernel[1]))
+    extra = [
+        x.shape[-2 + d] - ((y.shape[-2 + d] - 1) * stride[d] - 2 * padding[d] + kernel[d]) for d in range(2)
+    ]  # what the last window left out
+    folded = g.reshape(-1, 1, *y.shape[-2:])
+    found = F.conv_transpose2d(folded, weight, None, stride, padding, extra)
+    return found.reshape(*g.shape[:-2], *x.shape[-2:])

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from propagauss.rules.registry import OpTable
+from propagauss.rules.facts import OpTable
 
 Adjoint = Callable[..., Tensor]
 
@@ -63,14 +63,50 @@ def pulled_back_per_sample(
         return pull(rows)[0]
 
     samples = torch.func.vmap(single, in_dims=(tuple(out for _ in parts), *dims))
-    return _each(lambda *rows: samples(rows, *args), op, *parts)
+    try:
+        return _each(lambda *rows: samples(rows, *args), op, *parts)
+    except (RuntimeError, ValueError):  # the op does not work on single samples, or not under vmap
+        return _one_sample_at_a_time(parts, path, op, dims, out, used, args, kwargs)
+
+
+def _one_sample_at_a_time(
+    parts: list[Tensor],
+    path: tuple[int, ...],
+    op: Any,
+    dims: Any,
+    out: int,
+    used: list[int] | None,
+    args: Any,
+    kwargs: dict[str, Any],
+) -> Tensor:
+    """The whole op for every sample, with the sensitivities of all others set to zero: slow, but always right."""
+    whole = [_merged(a, d) for a, d in zip(args, dims, strict=True)]
+    _, pull = torch.func.vjp(_of_one(op, path, whole, kwargs, used), _at(whole, path))
+    count = parts[0].shape[1 + out]
+    samples = torch.eye(count, dtype=parts[0].dtype, device=parts[0].device)
+
+    def row(own: Tensor, *rows: Tensor) -> Tensor:
+        kept = (r * own.reshape(-1, *[1] * (r.dim() - out - 1)) for r in rows)
+        return pull(tuple(r.flatten(out, out + 1) for r in kept))[0]
+
+    return torch.stack([_each(lambda *rows, own=own: row(own, *rows), op, *parts) for own in samples], 1)
+
+
+def _merged(arg: Any, dim: Any) -> Any:
+    """An argument as it was, without a dimension for samples alone."""
+    if isinstance(dim, (list, tuple)):
+        return [_merged(a, d) for a, d in zip(arg, dim, strict=True)]
+    return arg if dim is None else arg.flatten(dim, dim + 1)
 
 
 def _each(function: Callable[..., Tensor], op: Any, *rows: Tensor) -> Tensor:
     """For every row; one after the other where PyTorch's vectorised derivative is wrong."""
-    if op in _ONE_BY_ONE:
-        return torch.stack([function(*row) for row in zip(*rows, strict=True)])
-    return torch.func.vmap(function)(*rows)
+    if op not in _ONE_BY_ONE:
+        try:
+            return torch.func.vmap(function)(*rows)
+        except (RuntimeError, ValueError):
+            pass  # an op that cannot be vectorised
+    return torch.stack([function(*row) for row in zip(*rows, strict=True)])
 
 
 _ONE_BY_ONE = {torch.ops.aten.cdist.default, torch.ops.aten._cdist_forward.default, torch.ops.aten.pdist.default}
