@@ -40,8 +40,6 @@ class Linearised(Streamlined):
     ):
         super().__init__(body, plan, traced)
         self.structure, self._walks = structure, walks
-        for i, walk in walks.items():
-            self.register_buffer(f"identity_{i}", torch.eye(walk.entries, dtype=walk.dtype), persistent=False)
         self._rows, self._at_once = self._sizes()
 
     def _sizes(self) -> tuple[int | None, int | None]:
@@ -57,8 +55,8 @@ class Linearised(Streamlined):
 
     def _whole(self, leaves: list[Any]) -> tuple[Any, ...]:
         if self._rows is None or torch.compiler.is_compiling():
-            return self._assembled(self.body.forward(*leaves, *(getattr(self, f"identity_{i}") for i in self._walks)))
-        eye = getattr(self, f"identity_{next(iter(self._walks))}")
+            return self._assembled(self.body.forward(*leaves, *(None for _ in self._walks)))
+        eye = getattr(self.body, f"whole_{next(iter(self._walks))}")
         parts = [self.body.forward(*leaves, rows) for rows in eye.split(self._rows)]
         (where,) = self._walks
         joined = list(parts[0])
@@ -75,7 +73,7 @@ class Linearised(Streamlined):
         if form is None:
             flat = mean.reshape(mean.shape[0], -1)
             return Gaussian.full(mean, (flat * 0).unsqueeze(-1) * flat.unsqueeze(-2))
-        return Gaussian.full(mean, (form + form.mT) / 2)
+        return Gaussian.full(mean, form)
 
     def __repr__(self) -> str:
         entries = sum(w.entries for w in self._walks.values())

@@ -8,15 +8,20 @@ from propagauss.gaussian import Gaussian
 from propagauss.rules.adjoints.forms import weighted
 
 
-def seed(rows: Tensor, y: Tensor, event: list[int]) -> Tensor:
-    """Rows of the identity, `[K, n]`, for every sample: `[K, B, *event]`."""
-    rows = rows.reshape(-1, 1, *event)
+def seed(rows: Tensor | None, whole: Tensor, y: Tensor, event: list[int]) -> Tensor:
+    """Rows `[K, n]` of the identity, all of them if None, for every sample: `[K, B, *event]`."""
+    rows = (whole if rows is None else rows).reshape(-1, 1, *event)
     return rows.expand(-1, y.shape[0], *event)
 
 
-def weight_rows(rows: Tensor, w: Tensor, y: Tensor) -> Tensor:
+def weight_rows(rows: Tensor | None, w: Tensor, y: Tensor) -> Tensor:
     """The same pulled back through `y = x Wᵀ + b`: rows of the weight, for every sample."""
-    return (rows @ w).unsqueeze(1).expand(-1, y.shape[0], -1)
+    return (w if rows is None else rows @ w).unsqueeze(1).expand(-1, y.shape[0], -1)
+
+
+def unless_whole(rows: Tensor | None, g: Tensor) -> Tensor | None:
+    """Nothing in place of the whole identity, for layers that need not multiply by it."""
+    return None if rows is None else g
 
 
 def of_input(g: Tensor, x: Gaussian, full: bool) -> Tensor:

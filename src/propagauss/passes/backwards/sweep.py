@@ -8,6 +8,7 @@ sample by sample; layers with one vector per sample add their part without them.
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -15,11 +16,22 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from propagauss.errors import InputError, UnsupportedOpError
 from propagauss.gaussian import mean_of
 from propagauss.network.linearised import Linearised, Sensitivities
 from propagauss.network.plan import Plan, Step
-from propagauss.nodes import depends, hint, is_assertion, is_complex, is_float, is_transpose, module_path, op_name
-from propagauss.passes.backwards.results import of_input, seed, weight_rows
+from propagauss.nodes import (
+    depends,
+    hint,
+    is_assertion,
+    is_complex,
+    is_float,
+    is_transpose,
+    module_path,
+    op_name,
+    reached,
+)
+from propagauss.passes.backwards.results import of_input, seed, unless_whole, weight_rows
 from propagauss.passes.backwards.samples import apart, axes, fronted
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
@@ -32,6 +44,8 @@ from propagauss.tracing.trace import Traced
 aten = torch.ops.aten
 # per-sample adjoints that read the last dimension alone, or the trailing ones: samples may be anywhere before them
 _ROWS = {aten.linear.default, aten.addmm.default, aten.layer_norm.default, aten.rms_norm.default}
+
+MOST_ENTRIES = 8192  # of an output, for each sample
 
 
 class Sweep:
@@ -59,6 +73,7 @@ class Sweep:
         self.steps: dict[fx.Node, Step] = {}
 
     def run(self) -> Linearised:
+        self._check_batch()
         self._forward()
         self.graph.output(tuple(self._result(i, output) for i, output in enumerate(self.traced.outputs)))
         self.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
@@ -67,6 +82,16 @@ class Sweep:
         untouched = sum(n.op == "call_function" and n not in self.active for n in self.traced.graph.nodes)
         plan = Plan(tuple(self.steps.values()), untouched, tuple(sorted(set(self.leaves.values()))), ())
         return Linearised(body, plan, self.traced, self.walks, "full" if self.full else "diagonal").eval()
+
+    def _check_batch(self) -> None:
+        """Every uncertain value that depends on the inputs must have its samples in one dimension."""
+        inputs = reached(self.traced.graph, [n for n in self.traced.inputs if n is not None])
+        lost = next((n for n in self.traced.graph.nodes if n in self.active & inputs and n not in self.axes), None)
+        if lost is not None:
+            raise UnsupportedOpError(
+                f"cannot linearise this model: {op_name(lost.target)} at '{module_path(lost)}' takes the batch apart, "
+                "or moves it where it cannot be followed. Let the model treat all samples at once, the batch first."
+            )
 
     # -- forwards: the model itself
 
@@ -103,6 +128,7 @@ class Sweep:
             return self.env[output] if isinstance(output, fx.Node) else output
         if output not in self.active:
             return self.env[output], None
+        self._check_size(output)
         start = self._seed(i, output)
         self.values = self.kept = 0
         self.sensitivity, self.shared, self.jacobians, self.terms = {output: start}, {}, {}, []
@@ -120,9 +146,26 @@ class Sweep:
         self.walks[i] = Sensitivities(event.numel(), self.values, output.meta["val"].dtype)
         return self.env[output], total
 
+    def _check_size(self, output: fx.Node) -> None:
+        """One sensitivity for every entry of the output: refuse what would take forever, before memory is gone."""
+        entries = self._size(output)
+        if entries <= MOST_ENTRIES:
+            return
+        widest = max(self._size(n) for n in self.active if n in self.axes)
+        gigabytes = entries * (entries + widest) * output.meta["val"].dtype.itemsize / 2**30
+        raise InputError(
+            f"the output has {entries:,} entries for each sample, and linearise sends the sensitivity of every one of "
+            f"them through the model: some {2 * entries:,} forward passes and {gigabytes:,.0f} GiB for one sample. "
+            f"It takes at most {MOST_ENTRIES:,}: let the model return fewer (some classes, pixels or tokens), or use "
+            "propagauss.streamline, whose cost does not grow with the outputs."
+        )
+
     def _seed(self, i: int, output: fx.Node) -> fx.Node:
         event = [hint(s) for s in output.meta["val"].shape[1:]]
-        return self.graph.call_function(seed, (self.seeds[i], self.env[output], event))
+        eye = torch.eye(math.prod(event), dtype=output.meta["val"].dtype)
+        self.root.register_buffer(f"whole_{i}", eye)
+        whole = self.graph.get_attr(f"whole_{i}")
+        return self.graph.call_function(seed, (self.seeds[i], whole, self.env[output], event))
 
     def _arrive(self, node: fx.Node, g: Any, is_identity: bool) -> None:
         if node in self.leaves:
@@ -133,7 +176,7 @@ class Sweep:
             self._put_part(node.args[0], node.args[1], g)  # type: ignore[arg-type]
         else:
             self.values = max(self.values, 3 * self._size(node))
-            done = self._as_layer(node, g)
+            done = self._as_layer(node, g, is_identity)
             for path, argument in _paths(node):
                 if argument in self.active and argument not in done:
                     self.values = max(self.values, 3 * self._size(argument) + self.kept)
@@ -204,7 +247,7 @@ class Sweep:
         axis = self.axes.get(argument) if isinstance(argument, fx.Node) else None
         return (value, None) if axis is None else (self._call(apart, value, *axis), axis.dim)
 
-    def _as_layer(self, node: fx.Node, g: Any) -> set[fx.Node]:
+    def _as_layer(self, node: fx.Node, g: Any, is_identity: bool) -> set[fx.Node]:
         """A layer with one vector per sample adds its part at once; returns the parameters that are done with it."""
         if node.target == aten.embedding.default:
             return self._as_embedding(node, g)
@@ -225,7 +268,9 @@ class Sweep:
         if form is None:
             return set()
         module, includes_bias = form
-        self.terms.append(self._emit(f"layer_{name}", module, (g, self.env[x])))  # type: ignore[index]
+        start = self._call(unless_whole, self.seeds[self.traced.outputs.index(node)], g) if is_identity else g
+        total = (self.terms.pop(),) if self.terms else ()
+        self.terms.append(self._emit(f"layer_{name}", module, (start, self.env[x], *total)))  # type: ignore[index]
         self._note(node, "layer")
         return {weight, bias} if random_bias and includes_bias else {weight}  # type: ignore[return-value]
 

@@ -19,7 +19,7 @@ from propagauss.posteriors.kronecker import Eigenfactors, KroneckerPosterior
 
 
 class DiagonalLayer(nn.Module):
-    """`g diag(V a² + v) gᵀ`"""
+    """`g diag(V a² + v) gᵀ`; `g` is None for the identity, at the output itself."""
 
     weight: Tensor
     bias: Tensor | None
@@ -30,27 +30,35 @@ class DiagonalLayer(nn.Module):
         self.register_buffer("weight", weight.clone(memory_format=torch.contiguous_format))
         self.register_buffer("bias", None if bias is None else bias.clone())
 
-    def forward(self, g: Tensor, a: Tensor) -> Tensor:
-        return weighted(g, F.linear(a * a, self.weight, self.bias), self.full)
+    def forward(self, g: Tensor | None, a: Tensor, total: Tensor | None = None) -> Tensor:
+        noise = F.linear(a * a, self.weight, self.bias)
+        if g is None:
+            return added(torch.diag_embed(noise) if self.full else noise, total)
+        return weighted(g, noise, self.full, total)
 
 
 class KroneckerLayer(nn.Module):
-    """`(g Q_B) diag(v (Q_Aᵀ a)²) (g Q_B)ᵀ` with the variances `v` of the rotated weight."""
+    """`(g Q_B) diag(v (Q_Aᵀ a)² + w) (g Q_B)ᵀ` with variances `v` of the rotated weight and `w` of the rotated bias."""
 
     left: Tensor
     right: Tensor
     variance: Tensor
+    bias: Tensor | None
 
-    def __init__(self, weight: Eigenfactors, full: bool):
+    def __init__(self, weight: Eigenfactors, bias: Tensor | None, full: bool):
         super().__init__()
         assert weight.right is not None
         self.full = full
         self.register_buffer("left", weight.left.clone())
         self.register_buffer("right", weight.right.clone())
         self.register_buffer("variance", weight.variance.clone(memory_format=torch.contiguous_format))
+        self.register_buffer("bias", None if bias is None else bias.clone())
 
-    def forward(self, g: Tensor, a: Tensor) -> Tensor:
-        return weighted(g @ self.left, F.linear((a @ self.right).square(), self.variance), self.full)
+    def forward(self, g: Tensor | None, a: Tensor, total: Tensor | None = None) -> Tensor:
+        noise = F.linear((a @ self.right).square(), self.variance, self.bias)
+        if g is None:
+            return weighted(self.left.unsqueeze(1), noise, self.full, total)
+        return weighted(g @ self.left, noise, self.full, total)
 
 
 class DiagonalEmbedding(nn.Module):
@@ -73,11 +81,17 @@ class DiagonalEmbedding(nn.Module):
         return moved.transpose(0, 1) @ other.permute(1, 2, 0)
 
 
-def weighted(g: Tensor, variance: Tensor, full: bool) -> Tensor:
-    """`g diag(v) gᵀ [B, K, K]`, or its diagonal `[B, K]`, for `g [K, B, n]` and `v [B, n]`."""
+def weighted(g: Tensor, variance: Tensor, full: bool, total: Tensor | None = None) -> Tensor:
+    """`g diag(v) gᵀ [B, K, K]`, or its diagonal `[B, K]`, for `g [K, B, n]` and `v [B, n]`; added to `total`."""
+    moved = g * variance
     if not full:
-        return (g.square() * variance).sum(-1).mT
-    return (g * variance).transpose(0, 1) @ g.permute(1, 2, 0)
+        return added((moved * g).sum(-1).mT, total)
+    left, right = moved.transpose(0, 1), g.permute(1, 2, 0).expand(variance.shape[0], -1, -1)
+    return left @ right if total is None else torch.baddbmm(total, left, right)
+
+
+def added(form: Tensor, total: Tensor | None) -> Tensor:
+    return form if total is None else total + form
 
 
 def gram(rows: Tensor) -> Tensor:
@@ -104,5 +118,7 @@ def layer_form(
             return None
         if transposed:
             factors = Eigenfactors(factors.right, factors.left, factors.variance.mT)
-        return KroneckerLayer(factors, full), False
+        own = None if bias is None else posterior._factors[bias]
+        same = own is not None and own.right is None and torch.equal(own.left, factors.left)
+        return KroneckerLayer(factors, own.variance if own is not None and same else None, full), same
     return None
