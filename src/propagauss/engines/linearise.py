@@ -11,6 +11,7 @@ from propagauss.engines.arguments import bound, check_choice
 from propagauss.errors import InputError
 from propagauss.network.linearised import Linearised
 from propagauss.passes.backwards.apart import check_samples_apart
+from propagauss.passes.backwards.direction import check_one_direction
 from propagauss.passes.backwards.sweep import Sweep
 from propagauss.passes.recognise import recognise
 from propagauss.posteriors.base import Posterior
@@ -51,4 +52,6 @@ def linearise(
     traced = trace(model, example, output, random=random)
     recognise(traced)
     check_samples_apart(traced)
+    if posterior is not None and not traced.batch_is_dynamic:
+        check_one_direction(traced, posterior)
     return Sweep(traced, posterior, covariance == "full").run()
