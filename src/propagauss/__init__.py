@@ -12,6 +12,7 @@ from propagauss.version import __version__
 
 if TYPE_CHECKING:
     from propagauss import baselines, links, metrics, tasks
+    from propagauss.engines.linearise import linearise
     from propagauss.engines.streamline import streamline
     from propagauss.errors import InputError, PosteriorError, PropagaussError, UnsupportedOpError
     from propagauss.gaussian import Gaussian
@@ -52,6 +53,7 @@ _HOMES = {
     "from_ivon": "posteriors",
     "from_laplace": "posteriors",
     "from_swag": "posteriors",
+    "linearise": "engines.linearise",
     "load_posterior": "posteriors",
     "rule": "rules",
     "streamline": "engines.streamline",
@@ -79,6 +81,7 @@ __all__ = [
     "from_ivon",
     "from_laplace",
     "from_swag",
+    "linearise",
     "links",
     "load_posterior",
     "metrics",

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from torch import nn
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
+from propagauss.engines.arguments import bound, check_choice
 from propagauss.errors import InputError
 from propagauss.inputs import as_call
 from propagauss.network.streamlined import Streamlined
@@ -62,18 +63,9 @@ def streamline(
     """
     options = Options(covariance, activation, attention, normalisation)
     for name, allowed in _CHOICES.items():
-        if getattr(options, name) not in allowed:
-            raise InputError(f"{name} is {getattr(options, name)!r}; it must be one of {', '.join(map(repr, allowed))}")
+        check_choice(name, getattr(options, name), allowed)
     _check_tolerance(variance_tolerance, options)
-    if not isinstance(model, nn.Module):
-        raise InputError(f"streamline needs an nn.Module, got {type(model).__name__}")
-    if posterior is not None and not isinstance(posterior, Posterior):
-        raise InputError(
-            f"the posterior is a {type(posterior).__name__}: give a DiagonalPosterior, KroneckerPosterior or "
-            "FullPosterior"
-        )
-    if posterior is not None:
-        posterior = posterior.bind({name: p.detach() for name, p in model.named_parameters()})
+    posterior = bound("streamline", model, posterior)
     random = set() if posterior is None else set(posterior.names)
     traced = trace(model, example, output, open_sequence=not options.full, random=random)
     recognise(traced)

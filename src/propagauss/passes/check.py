@@ -24,7 +24,7 @@ DRAWS = 16
 OFF_BY = 3.0
 
 
-class _OnTensors(fx.Interpreter):
+class OnTensors(fx.Interpreter):
     """Runs a traced graph with ops that can be differentiated, given the values of its placeholders."""
 
     def __init__(self, graph: fx.Graph, values: dict[str, Any]):
@@ -88,7 +88,7 @@ def first_order_variances(
     names = list(moving)
 
     def outputs(*at: Tensor) -> tuple[Tensor, ...]:
-        runner = _OnTensors(traced.graph, values | dict(zip(names, at, strict=True)))
+        runner = OnTensors(traced.graph, values | dict(zip(names, at, strict=True)))
         results = runner.run(enable_io_processing=False)
         by_node = dict(zip(_returned(traced.graph), results, strict=True))
         return tuple(by_node[o] for o in wanted)

@@ -1,0 +1,57 @@
+"""Model + posterior -> one deterministic module: the mean and the first-order covariance `J Σ Jᵀ` of the output."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import nn
+
+from propagauss import rules  # noqa: F401 (registers the built-in rules)
+from propagauss.engines.arguments import bound, check_choice
+from propagauss.errors import InputError
+from propagauss.network.linearised import Linearised
+from propagauss.passes.backwards.apart import check_samples_apart
+from propagauss.passes.backwards.direction import check_one_direction
+from propagauss.passes.backwards.sweep import Sweep
+from propagauss.passes.recognise import recognise
+from propagauss.posteriors.base import Posterior
+from propagauss.rules import adjoints  # noqa: F401 (registers them)
+from propagauss.tracing.trace import trace
+
+
+def linearise(
+    model: nn.Module,
+    posterior: Posterior | None,
+    example: Any,
+    *,
+    outputs: int | list[int] | None = None,
+    covariance: Literal["full", "diagonal"] = "full",
+    output: str | None = None,
+) -> Linearised:
+    """Rewrite a trained model and a posterior into a module that returns `N(f(x), J Σ Jᵀ)`, `J = ∂f/∂w`.
+
+    To first order in the parameters nothing is left out: residual branches, positions that share a weight,
+    normalisation, queries and keys, and covariances between layers where the posterior has them. The outputs'
+    sensitivities go backwards through the model once, so the cost grows with the number of outputs.
+
+    Args:
+        model: any module that `torch.export` can trace, in evaluation mode; it is read, never changed. Samples of a
+            batch must not depend on each other.
+        posterior: over any of its named parameters (the others are deterministic); None for none at all.
+        example: an input the model accepts: a tensor, a tuple (positional) or a dict (keyword arguments). Give a
+            `Gaussian` in place of a tensor for an input that will be uncertain. The batch size does not matter.
+        outputs: to be computed for all outputs, None is the only choice so far.
+        covariance: of all outputs of a sample, or their variances only.
+        output: which field of a dataclass or dict output to return; `logits` if there is one, else the whole output.
+    """
+    check_choice("covariance", covariance, ("full", "diagonal"))
+    if outputs is not None:
+        raise InputError("linearise computes all outputs so far: leave outputs=None")
+    posterior = bound("linearise", model, posterior)
+    random = set() if posterior is None else set(posterior.names)
+    traced = trace(model, example, output, random=random)
+    recognise(traced)
+    check_samples_apart(traced)
+    if posterior is not None and not traced.batch_is_dynamic:
+        check_one_direction(traced, posterior)
+    return Sweep(traced, posterior, covariance == "full").run()

@@ -1,0 +1,59 @@
+"""Do the samples of a batch depend on each other? Then the rows of a Jacobian could not be told apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from propagauss.errors import UnsupportedOpError
+from propagauss.nodes import is_assertion
+from propagauss.tracing.trace import Traced
+
+TOLERANCE = 1e-3  # of the largest change: products of matrices of other sizes are rounded otherwise
+
+
+class _Plain(fx.Interpreter):
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return None if is_assertion(target) else super().call_function(target, args, kwargs)
+
+
+def check_samples_apart(traced: Traced) -> None:
+    """Raise if another first sample changes what the model returns for the others, on the example."""
+    values = [v for node, v in zip(traced.inputs, traced.example, strict=True) if node is not None]
+    if traced.batch < 2 or not any(_has_samples(v, traced) for v in values):
+        return
+    before, after = (_run(traced, given) for given in (values, [_other_first(v, traced) for v in values]))
+    for old, new in zip(before, after, strict=True):
+        if not isinstance(old, Tensor) or not old.is_floating_point() or old.shape[:1] != (traced.batch,):
+            continue
+        change = (new - old).abs()
+        if change[1:].amax() > TOLERANCE * (change[0].amax() + old.abs().amax() * torch.finfo(old.dtype).eps):
+            raise UnsupportedOpError(
+                "cannot linearise this model: what it returns for one sample of a batch depends on the others, or the "
+                "batch is not the first dimension of its output. Let it treat samples one by one."
+            )
+
+
+def _has_samples(value: Any, traced: Traced) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == traced.batch
+
+
+def _other_first(value: Any, traced: Traced) -> Any:
+    """The first sample replaced by one between it and the last, which the model takes as well."""
+    if not _has_samples(value, traced):
+        return value
+    first = (value[0] + value[-1]) / 2 if value.is_floating_point() else value[-1]
+    return torch.cat([first.unsqueeze(0), value[1:]])
+
+
+def _run(traced: Traced, inputs: list[Any]) -> Any:
+    given = iter(inputs)
+    known = {node: next(given) for node in traced.inputs if node is not None}
+    arguments = []
+    for node in traced.graph.nodes:
+        if node.op == "placeholder":
+            arguments.append(traced.constants[node.name] if node.name in traced.constants else known.get(node))
+    with torch.no_grad():
+        return _Plain(fx.GraphModule(torch.nn.Module(), traced.graph)).run(*arguments, enable_io_processing=False)

@@ -1,0 +1,278 @@
+"""`linearise`: equal to the Jacobian form for every posterior and kind of model, in bounded memory, exported."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import propagauss as pg
+from posteriors import cases
+from posteriors.cases import STRUCTURES
+from propagauss.baselines import GLM
+from referee.cases import BATTERY
+from referee.truth import first_order, random_posterior
+
+B = 3
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    model = make().double().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean)  # type: ignore[arg-type]
+            nn.init.uniform_(module.running_var, 0.5, 2.0)  # type: ignore[arg-type]
+    return model
+
+
+class Residual(nn.Module):
+    """Convolutions with groups, strides and batch normalisation, a branch, pooling of both kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.branch, self.last = nn.Conv2d(4, 4, 3, padding=1, groups=2), nn.Conv2d(4, 6, 3, stride=2, padding=1)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.first(x)).relu()
+        h = F.max_pool2d(h + self.branch(h).tanh(), 2)
+        return self.head(F.adaptive_avg_pool2d(self.last(h), 1).flatten(1))
+
+
+class Tokens(nn.Module):
+    """Embeddings, positions, a class token, attention with random queries and keys, layer norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(9, 8), nn.Parameter(torch.randn(1, 5, 8))
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+        return self.head(self.layer(x)[:, 0])
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.layer, self.head = kind(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0][:, -1])
+
+
+class Shared(nn.Module):
+    """One layer used three times, and a weight that is the transpose of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.up = nn.Linear(4, 4), nn.Linear(4, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(self.layer(x).tanh()) + self.layer(x)
+        return F.linear(self.up(h).sigmoid(), self.up.weight.t())
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), lambda: torch.randn(B, 5).double()),
+    "residual": (Residual, lambda: torch.randn(B, 1, 8, 8).double()),
+    "tokens": (Tokens, lambda: torch.randint(0, 9, (B, 5))),
+    "lstm": (lambda: Recurrent(nn.LSTM), lambda: torch.randn(B, 4, 3).double()),
+    "gru": (lambda: Recurrent(nn.GRU), lambda: torch.randn(B, 4, 3).double()),
+    "shared": (Shared, lambda: torch.randn(B, 4).double()),
+}
+
+
+def make_posterior(model: nn.Module, structure: str) -> pg.Posterior:
+    return cases.make_posterior(structure, {n: p.detach() for n, p in model.named_parameters()}, scale=1e-3)[0]
+
+
+def built(name: str) -> tuple[nn.Module, Tensor]:
+    make, inputs = MODELS[name]
+    return seeded(make), inputs()
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_the_jacobian_form(name: str, structure: str) -> None:
+    model, x = built(name)
+    posterior = make_posterior(model, structure)
+    truth = GLM(model, posterior)(x)
+    found = pg.linearise(model, posterior, x)(x)
+    assert found.is_full
+    torch.testing.assert_close(found.mean, model(x))
+    torch.testing.assert_close(found.covariance, truth.covariance, rtol=1e-9, atol=1e-12 * truth.variance.max().item())
+    variances = pg.linearise(model, posterior, x, covariance="diagonal")(x)
+    assert not variances.is_full
+    torch.testing.assert_close(variances.variance, truth.variance, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("case", [c for c in BATTERY if "data-dependent" not in c.name], ids=lambda c: c.name)
+def test_every_idiom_of_the_referee(case: Any) -> None:
+    """Exact to first order, or refused where sizes depend on the data."""
+    model, inputs, names = case.build()
+    shapes = {n: p.shape for n, p in model.named_parameters() if n in names}
+    posterior, covariance = random_posterior(shapes, case.turn, case.generator())
+    try:
+        net = pg.linearise(model, posterior, inputs)
+    except pg.UnsupportedOpError as error:
+        assert any(words in str(error) for words in ("depends on the values", "takes the batch apart", "could not be told"))
+        return
+    with torch.no_grad():
+        result = net(*inputs)
+    gaussians = [g for g in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(g, pg.Gaussian)]
+    for g, truth in zip(gaussians, first_order(model, inputs, names, covariance, "first order"), strict=True):
+        batch, n = g.covariance.shape[:2]
+        dense = truth.reshape(batch, n, batch, n) if truth.numel() == (batch * n) ** 2 else None
+        own = truth if dense is None else torch.stack([dense[b, :, b] for b in range(batch)])
+        torch.testing.assert_close(g.covariance, own, rtol=1e-6, atol=1e-9 * own.abs().max().clamp(min=1e-30).item())
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_uncertain_inputs_add_their_part(covariance: Any) -> None:
+    model, x = built("mlp")
+    posterior = make_posterior(model, "diagonal")
+    root = torch.randn(B, 5, 5).double()
+    c = root @ root.mT
+    jacobian = torch.stack([torch.func.jacrev(model)(row) for row in x])
+    own = jacobian @ c @ jacobian.mT
+    truth = GLM(model, posterior)(x).covariance + own
+    net = pg.linearise(model, posterior, pg.Gaussian(x, covariance=c), covariance=covariance)
+    found = net(pg.Gaussian(x, covariance=c))
+    torch.testing.assert_close(found.variance, truth.diagonal(dim1=-2, dim2=-1))
+    if covariance == "full":
+        torch.testing.assert_close(found.covariance, truth)
+
+
+@pytest.mark.parametrize("name", ["residual", "tokens"])
+def test_bounded_memory_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = built(name)
+    posterior = make_posterior(model, "diagonal")
+    whole = pg.linearise(model, posterior, x, covariance="diagonal")
+    monkeypatch.setattr("propagauss.network.linearised.WORKING_BYTES", 1)
+    parts = pg.linearise(model, posterior, x, covariance="diagonal")
+    assert (parts._rows, parts._at_once) == (1, 1)
+    torch.testing.assert_close(parts(x).variance, whole(x).variance)
+
+
+def test_any_batch_and_single_precision() -> None:
+    model, x = built("residual")
+    posterior = make_posterior(model, "kronecker")
+    truth = GLM(model, posterior)(x).covariance
+    net = pg.linearise(model.float(), posterior.to(torch.float32), x[:2].float())
+    torch.testing.assert_close(net(x.float()).covariance.double(), truth, rtol=1e-4, atol=1e-4 * truth.max().item())
+    assert net(x[:1].float()).covariance.shape == (1, 3, 3)
+
+
+def test_gradients_flow_to_the_input() -> None:
+    model, x = built("mlp")
+    net = pg.linearise(model, make_posterior(model, "diagonal"), x)
+    assert torch.autograd.gradcheck(lambda t: net(t).covariance, (x.clone().requires_grad_(),))
+
+
+def test_detach_is_an_identity() -> None:
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            return h * h.detach()
+
+    model, x = seeded(Detached), torch.randn(B, 5).double()
+    posterior = make_posterior(model, "diagonal")
+    own = pg.DiagonalPosterior({n.removeprefix("layer."): posterior.variance(n) for n in posterior.names})
+    layer = pg.linearise(model.layer, own, x)(x)  # type: ignore[arg-type]
+    found = pg.linearise(model, posterior, x)(x)
+    torch.testing.assert_close(found.variance, layer.variance * (2 * layer.mean) ** 2)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("name", ["mlp", "residual"])
+def test_exported_with_an_open_batch(name: str, suffix: str, tmp_path: Any) -> None:
+    from propagauss.predict.model import load  # reads both kinds of file
+
+    model, x = built(name)
+    model, x = model.float(), x.float()
+    posterior = pg.DiagonalPosterior({n: 1e-3 * torch.rand_like(p) for n, p in model.named_parameters()})
+    classifier = pg.Classifier(pg.linearise(model, posterior, x))
+    path = tmp_path / f"model{suffix}"
+    classifier.export(path)
+    more = torch.cat([x, x])
+    found = load(path)(more.numpy())
+    torch.testing.assert_close(
+        torch.as_tensor(found["probabilities"]), classifier(more).probs.detach(), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_predictors_take_it() -> None:
+    model, x = built("mlp")
+    posterior = make_posterior(model, "diagonal")
+    net = pg.linearise(model, posterior, x)
+    assert pg.Classifier(net, link="mean_field")(x).probs.shape == (B, 3)
+    parts = pg.Regressor(net, noise=0.5).decompose(x)
+    torch.testing.assert_close(parts[0], GLM(model, posterior)(x).variance)
+    assert "Linearised" in repr(net) and "aten.linear" in str(net.plan)
+
+
+# -- what it refuses
+
+
+def test_samples_that_depend_on_each_other() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            return h - h.mean(0)
+
+    model, x = seeded(Mixed), torch.randn(B, 5).double()
+    with pytest.raises(pg.UnsupportedOpError, match="depends on the others"):
+        pg.linearise(model, make_posterior(model, "diagonal"), x)
+
+
+def test_a_batch_that_is_taken_apart() -> None:
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([row.tanh() * (i + 1) for i, row in enumerate(self.layer(x).unbind(0))])
+
+    model, x = seeded(Apart), torch.randn(B, 5).double()
+    with pytest.raises(pg.UnsupportedOpError, match="takes the batch apart|could not be told"):
+        pg.linearise(model, make_posterior(model, "diagonal"), x)
+
+
+def test_a_huge_output() -> None:
+    model = nn.Linear(2, 10_000)
+    posterior = pg.DiagonalPosterior({"bias": torch.ones(10_000)})
+    with pytest.raises(pg.InputError, match=r"10,000 entries.*GiB.*streamline"):
+        pg.linearise(model.eval(), posterior, torch.randn(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"covariance": "thick"}, "covariance is 'thick'"), ({"outputs": 3}, "outputs=None")]
+)
+def test_bad_options(options: dict[str, Any], words: str) -> None:
+    model, x = built("mlp")
+    with pytest.raises(pg.InputError, match=words):
+        pg.linearise(model, None, x, **options)
+
+
+def test_no_posterior_is_no_variance() -> None:
+    model, x = built("mlp")
+    found = pg.linearise(model, None, x)(x)
+    torch.testing.assert_close(found.mean, model(x))
+    assert not found.covariance.any()
