@@ -17,7 +17,7 @@ SUFFIXES = (".py", ".md")
 AVOIDED = {
     "spread": r"spread",
     "thin": r"(?<![a-z])thin(?![a-z])",
-    "by their mean": r"\bby\s+(?:their\s+)?mean\b",
+    "by their mean": r"(?<![a-z])by[\s_]+(?:their[\s_]+)?mean(?![a-z])",
     "plain network": r"\b(?:plain|MAP)\s+network",
 }
 ALLOWED = {

@@ -149,11 +149,11 @@ class Rewriter:
         random = [a for a in arguments(node) if a in new.random]
         if refusal is not None:
             self.unsupported.append((node, refusal))
-            self._by_mean(node)
+            self._at_mean(node)
         elif random and (self._decides_function(node) or (is_float(node) and node in new.wanted)):
             self._rewrite(node, random)
         else:
-            self._by_mean(node)
+            self._at_mean(node)
 
     def _decides_function(self, node: fx.Node) -> bool:
         """Whether a comparison is part of a function whose moments are matched, as in `where(h > 0, h, 0)`."""
@@ -161,7 +161,7 @@ class Rewriter:
             return False
         return fusable_comparison(node, lambda a: a not in self.downstream)
 
-    def _by_mean(self, node: fx.Node) -> None:
+    def _at_mean(self, node: fx.Node) -> None:
         """Sizes, comparisons, and what only attention weights depend on: computed from means, then deterministic."""
         new = self.new
         if node.target is operator.getitem and node.args[0] in new.random and node.args[0] not in new.virtual:
