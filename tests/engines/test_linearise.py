@@ -123,7 +123,8 @@ def test_every_idiom_of_the_referee(case: Any) -> None:
     try:
         net = pg.linearise(model, posterior, inputs)
     except pg.UnsupportedOpError as error:
-        assert any(words in str(error) for words in ("depends on the values", "takes the batch apart", "could not be told"))
+        known = ("depends on the values", "takes the batch apart", "could not be told")
+        assert any(words in str(error) for words in known)
         return
     with torch.no_grad():
         result = net(*inputs)
@@ -251,7 +252,7 @@ def test_a_batch_that_is_taken_apart() -> None:
             return torch.stack([row.tanh() * (i + 1) for i, row in enumerate(self.layer(x).unbind(0))])
 
     model, x = seeded(Apart), torch.randn(B, 5).double()
-    with pytest.raises(pg.UnsupportedOpError, match="takes the batch apart|could not be told"):
+    with pytest.raises(pg.UnsupportedOpError, match=r"takes the batch apart|could not be told"):
         pg.linearise(model, make_posterior(model, "diagonal"), x)
 
 

@@ -77,6 +77,7 @@ class SpectralRoot(Root):
 
     vectors: Tensor
     deviations: Tensor
+    dropped: Tensor | None
 
     def __init__(self, vectors: Tensor, variances: Tensor, rest: float, kept: Tensor):
         super().__init__()

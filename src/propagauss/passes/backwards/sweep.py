@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from propagauss.errors import InputError, UnsupportedOpError
 from propagauss.gaussian import mean_of
 from propagauss.network.linearised import Linearised, Sensitivities
 from propagauss.network.plan import Plan, Step
@@ -24,28 +23,29 @@ from propagauss.nodes import (
     depends,
     hint,
     is_assertion,
-    is_complex,
     is_float,
     is_transpose,
     module_path,
     op_name,
-    reached,
 )
+from propagauss.passes.backwards.arguments import has_complex, has_derivative, is_several, paths
 from propagauss.passes.backwards.results import of_input, seed, unless_whole, weight_rows
 from propagauss.passes.backwards.samples import apart, axes, fronted
+from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_size
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
 from propagauss.posteriors.roots import joint_root, own_root
 from propagauss.rules.adjoints.forms import DiagonalEmbedding, gram, layer_form, squares
 from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE, pulled_back, pulled_back_per_sample
-from propagauss.rules.facts import facts
 from propagauss.tracing.trace import Traced
 
 aten = torch.ops.aten
 # per-sample adjoints that read the last dimension alone, or the trailing ones: samples may be anywhere before them
 _ROWS = {aten.linear.default, aten.addmm.default, aten.layer_norm.default, aten.rms_norm.default}
 
-MOST_ENTRIES = 8192  # of an output, for each sample
+
+# where input, weight and bias stand among the arguments of a layer
+_LAYERS: dict[Any, tuple[int, int, int]] = {aten.linear.default: (0, 1, 2), aten.addmm.default: (1, 2, 0)}
 
 
 class Sweep:
@@ -73,7 +73,8 @@ class Sweep:
         self.steps: dict[fx.Node, Step] = {}
 
     def run(self) -> Linearised:
-        self._check_batch()
+        check_batch(self.traced, self.active, self.axes)
+        check_keywords(self.traced, self.active)
         self._forward()
         self.graph.output(tuple(self._result(i, output) for i, output in enumerate(self.traced.outputs)))
         self.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
@@ -82,16 +83,6 @@ class Sweep:
         untouched = sum(n.op == "call_function" and n not in self.active for n in self.traced.graph.nodes)
         plan = Plan(tuple(self.steps.values()), untouched, tuple(sorted(set(self.leaves.values()))), ())
         return Linearised(body, plan, self.traced, self.walks, "full" if self.full else "diagonal").eval()
-
-    def _check_batch(self) -> None:
-        """Every uncertain value that depends on the inputs must have its samples in one dimension."""
-        inputs = reached(self.traced.graph, [n for n in self.traced.inputs if n is not None])
-        lost = next((n for n in self.traced.graph.nodes if n in self.active & inputs and n not in self.axes), None)
-        if lost is not None:
-            raise UnsupportedOpError(
-                f"cannot linearise this model: {op_name(lost.target)} at '{module_path(lost)}' takes the batch apart, "
-                "or moves it where it cannot be followed. Let the model treat all samples at once, the batch first."
-            )
 
     # -- forwards: the model itself
 
@@ -117,7 +108,7 @@ class Sweep:
         inputs = zip(self.traced.inputs, self.traced.uncertain_inputs, strict=True)
         found = {*self.leaves, *(n for n, uncertain in inputs if uncertain and n is not None)}
         for node in self.traced.graph.nodes:
-            if any(a in found for a in node.all_input_nodes) and _has_derivative(node):
+            if any(a in found for a in node.all_input_nodes) and has_derivative(node):
                 found.add(node)
         return found
 
@@ -128,7 +119,7 @@ class Sweep:
             return self.env[output] if isinstance(output, fx.Node) else output
         if output not in self.active:
             return self.env[output], None
-        self._check_size(output)
+        check_size(output, self._size(output), max(self._size(n) for n in self.active if n in self.axes))
         start = self._seed(i, output)
         self.values = self.kept = 0
         self.sensitivity, self.shared, self.jacobians, self.terms = {output: start}, {}, {}, []
@@ -146,20 +137,6 @@ class Sweep:
         self.walks[i] = Sensitivities(event.numel(), self.values, output.meta["val"].dtype)
         return self.env[output], total
 
-    def _check_size(self, output: fx.Node) -> None:
-        """One sensitivity for every entry of the output: refuse what would take forever, before memory is gone."""
-        entries = self._size(output)
-        if entries <= MOST_ENTRIES:
-            return
-        widest = max(self._size(n) for n in self.active if n in self.axes)
-        gigabytes = entries * (entries + widest) * output.meta["val"].dtype.itemsize / 2**30
-        raise InputError(
-            f"the output has {entries:,} entries for each sample, and linearise sends the sensitivity of every one of "
-            f"them through the model: some {2 * entries:,} forward passes and {gigabytes:,.0f} GiB for one sample. "
-            f"It takes at most {MOST_ENTRIES:,}: let the model return fewer (some classes, pixels or tokens), or use "
-            "propagauss.streamline, whose cost does not grow with the outputs."
-        )
-
     def _seed(self, i: int, output: fx.Node) -> fx.Node:
         event = [hint(s) for s in output.meta["val"].shape[1:]]
         eye = torch.eye(math.prod(event), dtype=output.meta["val"].dtype)
@@ -172,12 +149,12 @@ class Sweep:
             self._collect(node, g)
         elif node in self.given:
             self.terms.append(self.graph.call_function(of_input, (g, self.given[node], self.full)))
-        elif node.target is operator.getitem and _is_several(node.args[0]):
+        elif node.target is operator.getitem and is_several(node.args[0]):
             self._put_part(node.args[0], node.args[1], g)  # type: ignore[arg-type]
         else:
             self.values = max(self.values, 3 * self._size(node))
             done = self._as_layer(node, g, is_identity)
-            for path, argument in _paths(node):
+            for path, argument in paths(node):
                 if argument in self.active and argument not in done:
                     self.values = max(self.values, 3 * self._size(argument) + self.kept)
                     pulled = self._pulled(node, g, path, argument, is_identity)
@@ -208,10 +185,11 @@ class Sweep:
             return self._call(weight_rows, seeds, self.env[node.args[1]], self.env[node])  # type: ignore[index]
         args, kwargs = map_arg((node.args, node.kwargs), self.env.__getitem__)  # type: ignore[misc]
         at: Any = path[0] if len(path) == 1 else path
-        y, op = self.env[node], node.target
+        y: Any = self.env[node]
+        op: Any = node.target
         if node in self.axes and argument not in self.axes:
             return self._crossing(node, g, path, args, kwargs)
-        found = None if _has_complex(node) else ADJOINTS.get(op)  # written for real numbers
+        found = None if has_complex(node) else ADJOINTS.get(op)  # written for real numbers
         self._note(node, "automatic" if found is None else "adjoint")
         if found is not None:
             return self.graph.call_function(found, (g, at, y, *args), kwargs)
@@ -221,7 +199,7 @@ class Sweep:
         """From a value with samples to one that all samples share: its sensitivity is kept apart for each of them."""
         op, axis = node.target, self.axes[node]
         inputs = {i: self.axes[a] for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a in self.axes}
-        found = None if _has_complex(node) else PER_SAMPLE.get(op)
+        found = None if has_complex(node) else PER_SAMPLE.get(op)
         first = axis.dim == 0 and axis.rows == 1
         fits = all(a == axis for a in inputs.values()) and (first or op in _ROWS) if inputs else first
         if found is not None and fits:
@@ -236,7 +214,7 @@ class Sweep:
         moved, dims = zip(*(self._apart(a, v) for a, v in zip(node.args, args, strict=True)), strict=True)
         parts = [None if p is None else self._call(apart, p, *axis, 1) for p in g] if isinstance(g, list) else None
         g = self._call(apart, g, *axis, 1) if parts is None else parts
-        call = (g, path, op, dims, axis.dim, self.env[node], *moved)
+        call: Any = (g, path, op, dims, axis.dim, self.env[node], *moved)
         return self.graph.call_function(pulled_back_per_sample, call, kwargs)
 
     def _apart(self, argument: Any, value: Any) -> tuple[Any, Any]:
@@ -251,7 +229,7 @@ class Sweep:
         """A layer with one vector per sample adds its part at once; returns the parameters that are done with it."""
         if node.target == aten.embedding.default:
             return self._as_embedding(node, g)
-        places = {aten.linear.default: (0, 1, 2), aten.addmm.default: (1, 2, 0)}.get(node.target)
+        places = _LAYERS.get(node.target)
         if places is None or self.posterior is None or node.kwargs:
             return set()
         x, weight, bias = (node.args[i] if i < len(node.args) else None for i in places)
@@ -294,7 +272,7 @@ class Sweep:
 
     def _used_once(self, leaf: Any) -> bool:
         same = [n for n, name in self.leaves.items() if name == self.leaves[leaf]]
-        return len(same) == 1 and sum(a is leaf for user in leaf.users for _, a in _paths(user)) == 1
+        return len(same) == 1 and sum(a is leaf for user in leaf.users for _, a in paths(user)) == 1
 
     def _finish(self, name: str, rows: fx.Node) -> None:
         """The part of a parameter that is independent of all others, or its Jacobian, to be kept."""
@@ -342,35 +320,3 @@ class Sweep:
         }
         note = notes.get(how, "exact to first order")
         self.steps.setdefault(node, Step(op_name(node.target), module_path(node), how, "none", shape, note))
-
-
-def _has_derivative(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else [value]
-    return any(isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
-
-
-def _has_complex(node: fx.Node) -> bool:
-    return is_complex(node) or any(is_complex(a) for a in node.all_input_nodes)
-
-
-def _is_several(node: Any) -> bool:
-    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), (tuple, list))
-
-
-def _unread(node: fx.Node) -> tuple[int, ...]:
-    """Arguments whose shape or type alone is read; attention reads all of its own."""
-    return () if node.target == aten.scaled_dot_product_attention.default else facts(node.target).at_mean
-
-
-def _paths(node: fx.Node) -> list[tuple[tuple[int, ...], fx.Node]]:
-    """Where the arguments of an op are: positions, also inside lists."""
-    found: list[tuple[tuple[int, ...], fx.Node]] = []
-    for i, arg in enumerate(node.args):
-        if i in _unread(node):
-            continue
-        if isinstance(arg, fx.Node):
-            found.append(((i,), arg))
-        elif isinstance(arg, (list, tuple)):
-            found.extend(((i, j), a) for j, a in enumerate(arg) if isinstance(a, fx.Node))
-    return found

@@ -42,7 +42,7 @@ def pulled_back(g: Any, path: tuple[int, ...], op: Any, y: Any, /, *args: Any, *
     An op with several results has lists of them and of their sensitivities, None for those that are not used.
     """
     used, parts, results = _used(g, y)
-    _, pull = torch.func.vjp(_of_one(op, path, args, kwargs, used), _at(args, path))
+    pull: Any = torch.func.vjp(_of_one(op, path, args, kwargs, used), _at(args, path))[1]
     lead = parts[0].shape[: parts[0].dim() - results[0].dim()]
     rows = [g.reshape(-1, *y.shape) for g, y in zip(parts, results, strict=True)]
     found = _each(lambda *row: pull(row)[0], op, *rows)
@@ -59,7 +59,7 @@ def pulled_back_per_sample(
     used, parts, _ = _used(g, y)
 
     def single(rows: tuple[Tensor, ...], *sample: Any) -> Tensor:
-        _, pull = torch.func.vjp(_of_one(op, path, sample, kwargs, used), _at(sample, path))
+        pull: Any = torch.func.vjp(_of_one(op, path, sample, kwargs, used), _at(sample, path))[1]
         return pull(rows)[0]
 
     samples = torch.func.vmap(single, in_dims=(tuple(out for _ in parts), *dims))
@@ -81,7 +81,7 @@ def _one_sample_at_a_time(
 ) -> Tensor:
     """The whole op for every sample, with the sensitivities of all others set to zero: slow, but always right."""
     whole = [_merged(a, d) for a, d in zip(args, dims, strict=True)]
-    _, pull = torch.func.vjp(_of_one(op, path, whole, kwargs, used), _at(whole, path))
+    pull: Any = torch.func.vjp(_of_one(op, path, whole, kwargs, used), _at(whole, path))[1]
     count = parts[0].shape[1 + out]
     samples = torch.eye(count, dtype=parts[0].dtype, device=parts[0].device)
 

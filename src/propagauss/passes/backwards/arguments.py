@@ -1,0 +1,45 @@
+"""Questions about an op and its arguments that the backward walk asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from propagauss.nodes import is_complex
+from propagauss.rules.facts import facts
+
+aten = torch.ops.aten
+
+
+def has_derivative(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return any(isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
+
+
+def has_complex(node: fx.Node) -> bool:
+    return is_complex(node) or any(is_complex(a) for a in node.all_input_nodes)
+
+
+def is_several(node: Any) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), (tuple, list))
+
+
+def unread(node: fx.Node) -> tuple[int, ...]:
+    """Arguments whose shape or type alone is read; attention reads all of its own."""
+    return () if node.target == aten.scaled_dot_product_attention.default else facts(node.target).at_mean
+
+
+def paths(node: fx.Node) -> list[tuple[tuple[int, ...], fx.Node]]:
+    """Where the arguments of an op are: positions, also inside lists."""
+    found: list[tuple[tuple[int, ...], fx.Node]] = []
+    for i, arg in enumerate(node.args):
+        if i in unread(node):
+            continue
+        if isinstance(arg, fx.Node):
+            found.append(((i,), arg))
+        elif isinstance(arg, (list, tuple)):
+            found.extend(((i, j), a) for j, a in enumerate(arg) if isinstance(a, fx.Node))
+    return found

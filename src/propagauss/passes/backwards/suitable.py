@@ -1,0 +1,54 @@
+"""What the backward walk cannot take, said before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from torch import fx
+
+from propagauss.errors import InputError, UnsupportedOpError
+from propagauss.nodes import module_path, nodes_in, op_name, reached
+from propagauss.passes.backwards.samples import Axis
+from propagauss.rules.registry import Signature
+from propagauss.tracing.trace import Traced
+
+MOST_ENTRIES = 8192  # of an output, for each sample
+
+
+def check_batch(traced: Traced, active: AbstractSet[fx.Node], axes: Mapping[fx.Node, Axis]) -> None:
+    """Every uncertain value that depends on the inputs must have its samples in one dimension."""
+    inputs = reached(traced.graph, [n for n in traced.inputs if n is not None])
+    lost = next((n for n in traced.graph.nodes if n in active & inputs and n not in axes), None)
+    if lost is not None:
+        raise UnsupportedOpError(
+            f"cannot linearise this model: {op_name(lost.target)} at '{module_path(lost)}' takes the batch apart, "
+            "or moves it where it cannot be followed. Let the model treat all samples at once, the batch first."
+        )
+
+
+def check_keywords(traced: Traced, active: AbstractSet[fx.Node]) -> None:
+    """Uncertain values among keyword arguments become positional ones; the walk looks for them there alone."""
+    for node in traced.graph.nodes:
+        if node.op != "call_function" or not any(a in active for a in nodes_in(node.kwargs)):
+            continue
+        signature = Signature(node.target)
+        given = signature.named(node.args, node.kwargs)
+        node.args = tuple(given[name] for name in signature.positional)
+        node.kwargs = {name: given[name] for name in signature.keywords if name in node.kwargs}
+        if any(a in active for a in nodes_in(node.kwargs)):
+            where = f"{op_name(node.target)} at '{module_path(node)}'"
+            raise UnsupportedOpError(f"cannot linearise this model: {where} takes an uncertain value by keyword")
+
+
+def check_size(output: fx.Node, entries: int, widest: int) -> None:
+    """One sensitivity for every entry of the output: refuse what would take forever, before memory is gone."""
+    if entries <= MOST_ENTRIES:
+        return
+    gigabytes = entries * (entries + widest) * output.meta["val"].dtype.itemsize / 2**30
+    raise InputError(
+        f"the output has {entries:,} entries for each sample, and linearise sends the sensitivity of every one of "
+        f"them through the model: some {2 * entries:,} forward passes and {gigabytes:,.0f} GiB for one sample. "
+        f"It takes at most {MOST_ENTRIES:,}: let the model return fewer (some classes, pixels or tokens), or use "
+        "propagauss.streamline, whose cost does not grow with the outputs."
+    )
