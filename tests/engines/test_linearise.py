@@ -178,6 +178,46 @@ def test_gradients_flow_to_the_input() -> None:
     assert torch.autograd.gradcheck(lambda t: net(t).covariance, (x.clone().requires_grad_(),))
 
 
+class Masked(nn.Module):
+    """Attention in which one query sees nothing; its result is zero, and so is its variance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.layer(x).unsqueeze(1).chunk(3, -1)
+        mask = torch.zeros(3, 3, dtype=x.dtype)
+        mask[1] = -torch.inf
+        return F.scaled_dot_product_attention(q, k, v, mask).flatten(1)
+
+
+def test_a_query_that_sees_nothing() -> None:
+    model, x = seeded(Masked), torch.randn(B, 3, 4).double()
+    found = pg.linearise(model, make_posterior(model, "diagonal"), x)(x)
+    assert found.covariance.isfinite().all()
+    seen = found.variance.reshape(B, 3, 4)
+    assert (seen[:, 1] == 0).all() and (seen[:, [0, 2]] > 0).all()
+
+
+class Kernel(nn.Module):
+    """A kernel that is itself the result of a convolution of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.blur = nn.Parameter(torch.randn(2, 1, 3, 3)), nn.Parameter(torch.randn(1, 1, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, F.conv2d(self.small, self.blur)).flatten(1)
+
+
+def test_a_convolution_of_parameters() -> None:
+    model, x = seeded(Kernel), torch.randn(B, 1, 4, 4).double()
+    posterior = make_posterior(model, "full")
+    truth = GLM(model, posterior)(x).covariance
+    torch.testing.assert_close(pg.linearise(model, posterior, x)(x).covariance, truth, rtol=1e-9, atol=1e-15)
+
+
 def test_detach_is_an_identity() -> None:
     class Detached(nn.Module):
         def __init__(self) -> None:

@@ -34,9 +34,10 @@ def convolution(
     groups: int = 1,
 ) -> Tensor:
     """The transposed convolution, with as much added at the end as the stride left out."""
-    assert i == 0
     lead, n = g.shape[: g.dim() - y.dim()], w.dim() - 2
     stride, padding, dilation = (_each(v, n) for v in (stride, padding, dilation))
+    if i != 0:  # a weight or bias where nothing has samples
+        return pulled_back(g, (i,), _CONVOLUTIONS[n - 1], y, x, w, b, stride, padding, dilation, groups)
     extra = [
         x.shape[2 + d] - ((y.shape[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (w.shape[2 + d] - 1) + 1)
         for d in range(n)

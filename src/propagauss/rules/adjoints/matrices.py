@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from propagauss.rules.adjoints.registry import adjoint, unbroadcast
+from propagauss.rules.matrices.attention import attention_weights
 
 aten = torch.ops.aten
 
@@ -99,15 +100,7 @@ def attention(
     groups = q.shape[-3] // heads if enable_gqa else 1
     keys, values = (t.repeat_interleave(groups, -3) if groups > 1 else t for t in (k, v))
     s = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    scores = s * (q @ keys.mT)
-    if is_causal:
-        allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-        scores = scores.masked_fill(~allowed, -math.inf)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    p = scores.softmax(-1)
-    if mask is not None and mask.dtype == torch.bool:
-        p = p.nan_to_num(0.0)  # a row without any key
+    p = attention_weights(q, keys, mask, is_causal, s, grouped=False)
     if i == 2:
         found = p.mT @ g
     else:
