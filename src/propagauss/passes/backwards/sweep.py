@@ -24,11 +24,11 @@ from propagauss.nodes import (
     hint,
     is_assertion,
     is_float,
-    is_transpose,
     module_path,
     op_name,
 )
 from propagauss.passes.backwards.arguments import has_complex, has_derivative, is_several, paths
+from propagauss.passes.backwards.layers import at_positions, behind, layer, on_patches
 from propagauss.passes.backwards.results import of_input, seed, unless_whole, weight_rows
 from propagauss.passes.backwards.samples import apart, axes, fronted
 from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_size
@@ -36,16 +36,13 @@ from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
 from propagauss.posteriors.roots import joint_root, own_root
 from propagauss.rules.adjoints.forms import DiagonalEmbedding, gram, layer_form, squares
+from propagauss.rules.adjoints.positions import Sizes, shared_form
 from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE, pulled_back, pulled_back_per_sample
 from propagauss.tracing.trace import Traced
 
 aten = torch.ops.aten
 # per-sample adjoints that read the last dimension alone, or the trailing ones: samples may be anywhere before them
 _ROWS = {aten.linear.default, aten.addmm.default, aten.layer_norm.default, aten.rms_norm.default}
-
-
-# where input, weight and bias stand among the arguments of a layer
-_LAYERS: dict[Any, tuple[int, int, int]] = {aten.linear.default: (0, 1, 2), aten.addmm.default: (1, 2, 0)}
 
 
 class Sweep:
@@ -67,6 +64,7 @@ class Sweep:
         self.shared: dict[str, fx.Node] = {}  # Jacobians of parameters with several uses, so far
         self.jacobians: dict[str, fx.Node] = {}  # and of those that depend on each other
         self.terms: list[fx.Node] = []
+        self.entries = 1  # of the output, for each sample
         self.values = 0  # entries of the largest sensitivities so far, for one sample and one entry of the output
         self.kept = 0  # entries of Jacobians that are kept to the end
         self.walks: dict[int, Sensitivities] = {}
@@ -120,6 +118,7 @@ class Sweep:
         if output not in self.active:
             return self.env[output], None
         check_size(output, self._size(output), max(self._size(n) for n in self.active if n in self.axes))
+        self.entries = self._size(output)
         start = self._seed(i, output)
         self.values = self.kept = 0
         self.sensitivity, self.shared, self.jacobians, self.terms = {output: start}, {}, {}, []
@@ -226,31 +225,36 @@ class Sweep:
         return (value, None) if axis is None else (self._call(apart, value, *axis), axis.dim)
 
     def _as_layer(self, node: fx.Node, g: Any, is_identity: bool) -> set[fx.Node]:
-        """A layer with one vector per sample adds its part at once; returns the parameters that are done with it."""
+        """A layer that adds its part at once; returns the parameters that are done with it."""
         if node.target == aten.embedding.default:
             return self._as_embedding(node, g)
-        places = _LAYERS.get(node.target)
-        if places is None or self.posterior is None or node.kwargs:
+        found = layer(node, lambda n: n in self.leaves and self._used_once(n))
+        if found is None or self.posterior is None or self.axes.get(found.x) != self.axes.get(node, ()):
             return set()
-        x, weight, bias = (node.args[i] if i < len(node.args) else None for i in places)
-        if self.axes.get(x) != (0, 1) or x.meta["val"].dim() != 2 or self.axes.get(node) != (0, 1):  # type: ignore[union-attr, arg-type]
-            return set()
-        stored, flipped = weight, node.target == aten.addmm.default
-        while isinstance(stored, fx.Node) and is_transpose(stored) and len(stored.users) == 1:
-            stored, flipped = stored.args[0], not flipped
-        if stored not in self.leaves or not self._used_once(stored):
-            return set()
-        random_bias = bias in self.leaves and self._used_once(bias) and bias.meta["val"].dim() == 1  # type: ignore[union-attr]
-        name = self.leaves[stored]
-        form = layer_form(self.posterior, name, self.leaves[bias] if random_bias else None, flipped, self.full)
+        axis, env = self.axes[node], self.env
+        names = self.leaves[found.stored], None if found.bias is None else self.leaves[found.bias]
+        if found.has_one_vector(axis):
+            form = layer_form(self.posterior, *names, found.transposed, self.full)
+            start = self._call(unless_whole, self.seeds[self.traced.outputs.index(node)], g) if is_identity else g
+            inputs: tuple[Any, ...] = start, env[found.x]
+        else:
+            sizes = Sizes(self.entries, found.positions(self.traced.batch), found.results, found.inputs)
+            form = shared_form(self.posterior, *names, found.transposed, self.full, sizes)
+            if form is None or (found.is_convolution and axis != (0, 1)):
+                return set()
+            self.values = max(self.values, found.inputs * (sizes.positions or 1) // self.entries)
+            if found.is_convolution:
+                rest = map_arg(node.args[1:], env.__getitem__)
+                inputs = self._call(behind, g), self._call(on_patches, env[found.x], *rest)  # type: ignore[misc]
+            else:
+                inputs = self._call(at_positions, g, *axis, 1), self._call(at_positions, env[found.x], *axis)
         if form is None:
             return set()
         module, includes_bias = form
-        start = self._call(unless_whole, self.seeds[self.traced.outputs.index(node)], g) if is_identity else g
         total = (self.terms.pop(),) if self.terms else ()
-        self.terms.append(self._emit(f"layer_{name}", module, (start, self.env[x], *total)))  # type: ignore[index]
+        self.terms.append(self._emit(f"layer_{names[0]}", module, (*inputs, *total)))
         self._note(node, "layer")
-        return {weight, bias} if random_bias and includes_bias else {weight}  # type: ignore[return-value]
+        return {found.weight, found.bias} if found.bias is not None and includes_bias else {found.weight}
 
     def _as_embedding(self, node: fx.Node, g: Any) -> set[fx.Node]:
         table, index = node.args[:2]
@@ -316,7 +320,7 @@ class Sweep:
             shape = tuple("B" if depends(s, self.traced.batch_symbols) else hint(s) for s in value.shape)
         notes = {
             "automatic": "exact to first order, by automatic differentiation",
-            "layer": "exact: one vector a sample",
+            "layer": "exact to first order, all of its weights at once",
         }
         note = notes.get(how, "exact to first order")
         self.steps.setdefault(node, Step(op_name(node.target), module_path(node), how, "none", shape, note))

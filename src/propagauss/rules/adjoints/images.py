@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from propagauss.rules.adjoints.registry import adjoint, pulled_back
 
 aten = torch.ops.aten
-_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 _BACK = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
 
 
@@ -20,7 +20,15 @@ def _each(value: Any, count: int) -> list[int]:
     return values * count if len(values) == 1 else values
 
 
-@adjoint(*_CONVOLUTIONS)
+def settings(
+    w: Tensor, b: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> tuple[list[int], list[int], list[int]]:
+    """Stride, padding and dilation for every dimension of the kernel."""
+    stride, padding, dilation = (_each(v, w.dim() - 2) for v in (stride, padding, dilation))
+    return stride, padding, dilation
+
+
+@adjoint(*CONVOLUTIONS)
 def convolution(
     g: Tensor,
     i: int,
@@ -35,9 +43,9 @@ def convolution(
 ) -> Tensor:
     """The transposed convolution, with as much added at the end as the stride left out."""
     lead, n = g.shape[: g.dim() - y.dim()], w.dim() - 2
-    stride, padding, dilation = (_each(v, n) for v in (stride, padding, dilation))
+    stride, padding, dilation = settings(w, b, stride, padding, dilation)
     if i != 0:  # a weight or bias where nothing has samples
-        return pulled_back(g, (i,), _CONVOLUTIONS[n - 1], y, x, w, b, stride, padding, dilation, groups)
+        return pulled_back(g, (i,), CONVOLUTIONS[n - 1], y, x, w, b, stride, padding, dilation, groups)
     extra = [
         x.shape[2 + d] - ((y.shape[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (w.shape[2 + d] - 1) + 1)
         for d in range(n)
@@ -47,7 +55,7 @@ def convolution(
     return found.reshape(*lead, *x.shape)
 
 
-@adjoint(*_CONVOLUTIONS, per_sample=True)
+@adjoint(*CONVOLUTIONS, per_sample=True)
 def convolution_per_sample(
     g: Tensor,
     i: int,
@@ -63,15 +71,14 @@ def convolution_per_sample(
     """`M_k = Σ_t g_kt p_tᵀ` with the patch `p_t` of each position; `Σ_t g_kt` for the bias."""
     if i == 2:
         return g.flatten(3).sum(3)
-    n = w.dim() - 2
-    patches = _patches(x, w, *(_each(v, n) for v in (stride, padding, dilation)))  # [B, C, kernel, T]
+    found = patches(x, w, *settings(w, b, stride, padding, dilation))  # [B, C, kernel, T]
     k, batch = g.shape[:2]
-    split = patches.reshape(batch, groups, -1, patches.shape[-1])  # [B, G, C/G kernel, T]
+    split = found.reshape(batch, groups, -1, found.shape[-1])  # [B, G, C/G kernel, T]
     parts = g.reshape(k, batch, groups, w.shape[0] // groups, -1)
     return (parts @ split.mT).reshape(k, batch, *w.shape)
 
 
-def _patches(x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
+def patches(x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
     n = w.dim() - 2
     if n == 2:
         found = F.unfold(x, w.shape[2:], dilation, padding, stride)  # type: ignore[arg-type]

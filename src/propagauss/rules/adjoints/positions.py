@@ -1,0 +1,138 @@
+"""What a random weight adds to the covariance of the outputs where the positions of a sample share it.
+
+Given sensitivities `g_t [K, B, o, T]` of the results and the inputs `a_t [B, i, T]` of all positions `t`, the Jacobian of
+the weight is `M_k = Σ_t g_kt a_tᵀ`. In a basis in which the entries of the weight are independent with variances `V`:
+
+    Σ_oi V_oi M_k,oi M_l,oi = Σ_ts Σ_o g_kto g_lso A_tso,    A_tso = Σ_i V_oi a_ti a_si
+
+The first form makes `M`, a few rows at a time so that it stays in the processor's cache; the second never does, and takes
+fewer products where positions are fewer than about twice the outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from propagauss.posteriors.base import Posterior
+from propagauss.posteriors.diagonal import DiagonalPosterior
+from propagauss.posteriors.kronecker import Eigenfactors, KroneckerPosterior
+from propagauss.rules.adjoints.forms import added, gram, squares
+
+BLOCK_ENTRIES = 2**18  # of a Jacobian, at one time
+PASS = 16  # products that take as long as reading and writing one entry of a Jacobian
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many outputs (K), positions (None if open), and entries of a layer's result and input there are."""
+
+    outputs: int
+    positions: int | None
+    results: int
+    inputs: int
+
+    def by_pairs(self, full: bool) -> bool:
+        """Whether pairs of positions take fewer products than the Jacobian."""
+        if self.positions is None:
+            return False
+        k, t = self.outputs, self.positions
+        jacobian = k * t + PASS * k + (k * k if full else 0)
+        return t * (t + 1) // 2 + 2 * k * t * t / self.inputs < jacobian
+
+    def rotates_first(self) -> bool:
+        """Whether it is cheaper to rotate sensitivities and inputs than the Jacobian that they make."""
+        k, o, i = self.outputs, self.results, self.inputs
+        return self.positions is not None and self.positions * (k * o * o + i * i) <= k * o * i * (o + i)
+
+
+class SharedLayer(nn.Module):
+    """The form of a weight and, if it is given, of a bias, from `g [K, B, o, T]` and `a [B, i, T]`."""
+
+    variance: Tensor
+    bias: Tensor | None
+    left: Tensor | None
+    right: Tensor | None
+
+    def __init__(
+        self, variance: Tensor, bias: Tensor | None, basis: tuple[Tensor, Tensor] | None, full: bool, pairs: bool
+    ):
+        super().__init__()
+        self.full, self.pairs = full, pairs
+        left, right = (None, None) if basis is None else basis
+        # the form by Jacobians reads roots where it needs their products
+        self.register_buffer("variance", (variance.sqrt() if full and not pairs else variance).contiguous().clone())
+        self.register_buffer("bias", None if bias is None else bias.sqrt())
+        self.register_buffer("left", None if left is None else left.mT.contiguous())
+        self.register_buffer("right", None if right is None else right.mT.contiguous())
+
+    def forward(self, g: Tensor, a: Tensor, total: Tensor | None = None) -> Tensor:
+        if self.left is not None and self.right is not None:
+            g, a = self.left @ g, self.right @ a
+        if self.bias is not None:
+            rows = g.sum(-1) * self.bias
+            total = added(gram(rows) if self.full else squares(rows), total)
+        form = _by_pairs if self.pairs else _by_jacobian
+        return added(form(g, a, self.variance, self.full), total)
+
+
+def _by_jacobian(g: Tensor, a: Tensor, variance: Tensor, full: bool) -> Tensor:
+    """`variance` holds variances, or standard deviations if the whole covariance is wanted."""
+    outputs, batch, results, positions = g.shape
+    at_once = results
+    if not torch.compiler.is_compiling():  # one product in an exported graph
+        at_once = max(1, BLOCK_ENTRIES // max(1, outputs * batch * a.shape[1]))
+    inputs = a.mT
+    total: Tensor | None = None
+    for rows, v in zip(g.split(at_once, 2), variance.split(at_once), strict=True):
+        jacobian = rows.transpose(0, 1).reshape(batch, -1, positions) @ inputs  # [B, K o', i]
+        if full:
+            root = (jacobian.reshape(batch, outputs, *v.shape) * v).reshape(batch, outputs, -1)
+            total = root @ root.mT if total is None else torch.baddbmm(total, root, root.mT)
+        else:
+            part = jacobian.square().reshape(batch * outputs, -1) @ v.reshape(-1)
+            total = part.reshape(batch, outputs) if total is None else total + part.reshape(batch, outputs)
+    assert total is not None
+    return total
+
+
+def _by_pairs(g: Tensor, a: Tensor, variance: Tensor, full: bool) -> Tensor:
+    positions = a.shape[2]
+    first, second = torch.triu_indices(positions, positions, device=a.device)
+    at = torch.zeros(positions, positions, dtype=torch.long, device=a.device)
+    count = torch.arange(len(first), device=a.device)
+    at = at.index_put((first, second), count).index_put((second, first), count)
+    inputs = a.mT
+    pairs = F.linear(inputs[:, first] * inputs[:, second], variance)  # [B, pairs, o]
+    between = pairs[:, at].permute(0, 3, 1, 2)  # [B, o, T, T]
+    rows = g.permute(1, 2, 0, 3)  # [B, o, K, T]
+    moved = rows @ between
+    if not full:
+        return (moved * rows).sum((1, 3))
+    return moved.transpose(1, 2).flatten(2) @ rows.transpose(1, 2).flatten(2).mT
+
+
+def shared_form(
+    posterior: Posterior, weight: str, bias: str | None, transposed: bool, full: bool, sizes: Sizes
+) -> tuple[nn.Module, bool] | None:
+    """The form of a layer with several positions a sample, and whether it includes the bias; None if there is none."""
+    pairs = sizes.by_pairs(full)
+    if type(posterior) is DiagonalPosterior:
+        variance: Any = posterior.variance(weight)
+        variance = variance.t() if transposed else variance.flatten(1)
+        return SharedLayer(variance, None if bias is None else posterior.variance(bias), None, full, pairs), True
+    if type(posterior) is KroneckerPosterior and sizes.rotates_first():
+        factors = posterior._factors[weight]
+        if factors.right is None:
+            return None
+        if transposed:
+            factors = Eigenfactors(factors.right, factors.left, factors.variance.mT)
+        own = None if bias is None else posterior._factors[bias]
+        same = own is not None and own.right is None and torch.equal(own.left, factors.left)
+        noise = own.variance if own is not None and same else None
+        return SharedLayer(factors.variance, noise, (factors.left, factors.right), full, pairs), same
+    return None
