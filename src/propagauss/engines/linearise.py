@@ -13,6 +13,7 @@ from propagauss.network.linearised import Linearised
 from propagauss.passes.backwards.apart import check_samples_apart
 from propagauss.passes.backwards.direction import check_one_direction
 from propagauss.passes.backwards.sweep import Sweep
+from propagauss.passes.early_selection import select_early
 from propagauss.passes.recognise import recognise
 from propagauss.posteriors.base import Posterior
 from propagauss.rules import adjoints  # noqa: F401 (registers them)
@@ -51,6 +52,7 @@ def linearise(
     random = set() if posterior is None else set(posterior.names)
     traced = trace(model, example, output, random=random)
     recognise(traced)
+    select_early(traced)
     check_samples_apart(traced)
     if posterior is not None and not traced.batch_is_dynamic:
         check_one_direction(traced, posterior)

@@ -26,6 +26,9 @@ class Sensitivities:
         return entries * (self.values + self.entries) * self.dtype.itemsize
 
 
+CACHE_BYTES = 2**22  # of sensitivities: more samples at a time would not fit into the processor's cache
+
+
 class Linearised(Streamlined):
     """A linearised network: `net(x)` is the `Gaussian` at the model's output, exact to first order in the parameters.
 
@@ -50,8 +53,12 @@ class Linearised(Streamlined):
         rows: int | None = None
         if self.structure == "diagonal" and len(self._walks) == 1 and largest.bytes(largest.entries) > WORKING_BYTES:
             rows = max(1, WORKING_BYTES // largest.bytes(1))
+        if not self._is_divisible:
+            return rows, None
+        # every chunk reads all weights again, so there should be more of sensitivities to read than of them
+        weights = sum(t.numel() * t.element_size() for t in self.body.buffers())
         used = largest.bytes(rows or largest.entries)
-        return rows, max(1, WORKING_BYTES // max(used, 1))
+        return rows, max(1, min(max(CACHE_BYTES, weights), WORKING_BYTES) // max(used, 1))
 
     def _whole(self, leaves: list[Any]) -> tuple[Any, ...]:
         if self._rows is None or torch.compiler.is_compiling():

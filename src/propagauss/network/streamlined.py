@@ -82,7 +82,8 @@ class Streamlined(nn.Module):
         self.slots = _slots(traced)
         self._single = len(self.slots) == 1 and self._in_spec == flatten((torch.zeros(1),), {})[1]
         self._single_output = traced.out_spec.is_leaf()
-        self._at_once = _samples_at_once(plan) if _is_divisible(self.slots, traced) else None
+        self._is_divisible = _is_divisible(self.slots, traced)
+        self._at_once = _samples_at_once(plan) if self._is_divisible else None
 
     @property
     def code(self) -> str:

@@ -19,9 +19,9 @@ def weight_rows(rows: Tensor | None, w: Tensor, y: Tensor) -> Tensor:
     return (w if rows is None else rows @ w).unsqueeze(1).expand(-1, y.shape[0], -1)
 
 
-def unless_whole(rows: Tensor | None, g: Tensor) -> Tensor | None:
+def seed_unless_whole(rows: Tensor | None, y: Tensor, event: list[int]) -> Tensor | None:
     """Nothing in place of the whole identity, for layers that need not multiply by it."""
-    return None if rows is None else g
+    return None if rows is None else seed(rows, rows, y, event)
 
 
 def of_input(g: Tensor, x: Gaussian, full: bool) -> Tensor:

@@ -29,7 +29,7 @@ from propagauss.nodes import (
 )
 from propagauss.passes.backwards.arguments import has_complex, has_derivative, is_several, paths
 from propagauss.passes.backwards.layers import at_positions, behind, layer, on_patches
-from propagauss.passes.backwards.results import of_input, seed, unless_whole, weight_rows
+from propagauss.passes.backwards.results import of_input, seed, seed_unless_whole, weight_rows
 from propagauss.passes.backwards.samples import apart, axes, fronted
 from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_size
 from propagauss.posteriors.base import Posterior
@@ -143,6 +143,11 @@ class Sweep:
         whole = self.graph.get_attr(f"whole_{i}")
         return self.graph.call_function(seed, (self.seeds[i], whole, self.env[output], event))
 
+    def _start(self, output: fx.Node) -> fx.Node:
+        """The same for a layer at the output, which takes None for the identity."""
+        event = [hint(s) for s in output.meta["val"].shape[1:]]
+        return self._call(seed_unless_whole, self.seeds[self.traced.outputs.index(output)], self.env[output], event)
+
     def _arrive(self, node: fx.Node, g: Any, is_identity: bool) -> None:
         if node in self.leaves:
             self._collect(node, g)
@@ -235,7 +240,7 @@ class Sweep:
         names = self.leaves[found.stored], None if found.bias is None else self.leaves[found.bias]
         if found.has_one_vector(axis):
             form = layer_form(self.posterior, *names, found.transposed, self.full)
-            start = self._call(unless_whole, self.seeds[self.traced.outputs.index(node)], g) if is_identity else g
+            start = self._start(node) if is_identity else g
             inputs: tuple[Any, ...] = start, env[found.x]
         else:
             sizes = Sizes(self.entries, found.positions(self.traced.batch), found.results, found.inputs)

@@ -57,7 +57,7 @@ class KroneckerLayer(nn.Module):
     def forward(self, g: Tensor | None, a: Tensor, total: Tensor | None = None) -> Tensor:
         noise = F.linear((a @ self.right).square(), self.variance, self.bias)
         if g is None:
-            return weighted(self.left.unsqueeze(1), noise, self.full, total)
+            return weighted(self.left.unsqueeze(1).expand(-1, a.shape[0], -1), noise, self.full, total)
         return weighted(g @ self.left, noise, self.full, total)
 
 
@@ -86,7 +86,7 @@ def weighted(g: Tensor, variance: Tensor, full: bool, total: Tensor | None = Non
     moved = g * variance
     if not full:
         return added((moved * g).sum(-1).mT, total)
-    left, right = moved.transpose(0, 1), g.permute(1, 2, 0).expand(variance.shape[0], -1, -1)
+    left, right = moved.transpose(0, 1), g.permute(1, 2, 0)
     return left @ right if total is None else torch.baddbmm(total, left, right)
 
 
