@@ -1,8 +1,8 @@
 """Positions that nobody reads are not computed: a selection moves in front of the ops that treat positions alike.
 
 A classifier often reads one position of its last block: a class token, the last token. `layer_norm(h)[:, 0]` is
-`layer_norm(h[:, 0])`, and so on, up to where other positions are needed: keys and values of that block. What comes after
-is then computed, and differentiated, for one position instead of all.
+`layer_norm(h[:, 0])`, and so on, up to where other positions are needed: keys and values of that block. What comes
+after is then computed, and differentiated, for one position instead of all.
 """
 
 from __future__ import annotations

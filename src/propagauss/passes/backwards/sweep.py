@@ -28,6 +28,7 @@ from propagauss.nodes import (
     op_name,
 )
 from propagauss.passes.backwards.arguments import has_complex, has_derivative, is_several, paths
+from propagauss.passes.backwards.gates import move_gates
 from propagauss.passes.backwards.layers import at_positions, behind, layer, on_patches
 from propagauss.passes.backwards.results import of_input, seed, seed_unless_whole, weight_rows
 from propagauss.passes.backwards.samples import apart, axes, fronted
@@ -75,6 +76,7 @@ class Sweep:
         check_keywords(self.traced, self.active)
         self._forward()
         self.graph.output(tuple(self._result(i, output) for i, output in enumerate(self.traced.outputs)))
+        move_gates(self.graph, self.root)
         self.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
         body = fx.GraphModule(self.root, self.graph, class_name="LinearisedBody")
         body.delete_all_unused_submodules()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,25 +17,23 @@ aten = torch.ops.aten
 _SAME = (aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default, aten.dropout.default)
 
 
-def _unary(derivative: Any) -> Any:
+# adjoints that multiply by a slope -> the slope, for whoever can use it in another way
+SLOPES: dict[Any, Callable[..., Tensor]] = {}
+
+
+def _unary(op: Any, slope: Callable[..., Tensor]) -> None:
     def pulled(g: Tensor, i: int, y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Tensor:
-        return g * derivative(x, y, *rest, **named)
+        return g * slope(x, y, *rest, **named)
 
-    return pulled
-
-
-for _op, _derivative in UNARY.items():
-    adjoint(_op)(_unary(_derivative))
+    SLOPES[adjoint(op)(pulled)] = slope
 
 
-@adjoint(aten.relu.default)
-def relu(g: Tensor, i: int, y: Tensor, x: Tensor) -> Tensor:
-    return g * y.sign()  # cheaper than a comparison and a cast
+def _relu(x: Tensor, y: Tensor) -> Tensor:
+    return y.sign()  # cheaper than a comparison and a cast
 
 
-@adjoint(aten.gelu.default)
-def gelu(g: Tensor, i: int, y: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
-    return g * UNARY[aten.gelu.default](x, y, approximate=approximate)
+for _op, _derivative in (UNARY | {aten.relu.default: _relu}).items():
+    _unary(_op, _derivative)
 
 
 @adjoint(*_SAME)

@@ -18,8 +18,15 @@ from propagauss.posteriors.diagonal import DiagonalPosterior
 from propagauss.posteriors.kronecker import Eigenfactors, KroneckerPosterior
 
 
-class DiagonalLayer(nn.Module):
-    """`g diag(V a² + v) gᵀ`; `g` is None for the identity, at the output itself."""
+class Form(nn.Module):
+    """A module without hooks: calling it is calling `forward`, and at batch 1 the difference counts."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.forward(*args, **kwargs)
+
+
+class DiagonalLayer(Form):
+    """`g diag(V a² + v) gᵀ`; `g` is None for the identity, at the output itself. A slope multiplies `g` beforehand."""
 
     weight: Tensor
     bias: Tensor | None
@@ -30,14 +37,16 @@ class DiagonalLayer(nn.Module):
         self.register_buffer("weight", weight.clone(memory_format=torch.contiguous_format))
         self.register_buffer("bias", None if bias is None else bias.clone())
 
-    def forward(self, g: Tensor | None, a: Tensor, total: Tensor | None = None) -> Tensor:
+    def forward(self, g: Tensor | None, a: Tensor, total: Tensor | None = None, slope: Tensor | None = None) -> Tensor:
         noise = F.linear(a * a, self.weight, self.bias)
+        if slope is not None:
+            noise = noise * slope.square()
         if g is None:
             return added(torch.diag_embed(noise) if self.full else noise, total)
         return weighted(g, noise, self.full, total)
 
 
-class KroneckerLayer(nn.Module):
+class KroneckerLayer(Form):
     """`(g Q_B) diag(v (Q_Aᵀ a)² + w) (g Q_B)ᵀ` with variances `v` of the rotated weight and `w` of the rotated bias."""
 
     left: Tensor
@@ -61,7 +70,7 @@ class KroneckerLayer(nn.Module):
         return weighted(g @ self.left, noise, self.full, total)
 
 
-class DiagonalEmbedding(nn.Module):
+class DiagonalEmbedding(Form):
     """`Σ_ts [i_t = i_s] g_t diag(v_i) g_sᵀ` over the positions of a sample with indices `i`: no row is made twice."""
 
     variance: Tensor

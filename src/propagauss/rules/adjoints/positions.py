@@ -1,12 +1,12 @@
 """What a random weight adds to the covariance of the outputs where the positions of a sample share it.
 
-Given sensitivities `g_t [K, B, o, T]` of the results and the inputs `a_t [B, i, T]` of all positions `t`, the Jacobian of
-the weight is `M_k = Σ_t g_kt a_tᵀ`. In a basis in which the entries of the weight are independent with variances `V`:
+Given sensitivities `g_t [K, B, o, T]` of the results and the inputs `a_t [B, i, T]` of all positions `t`, the Jacobian
+of the weight is `M_k = Σ_t g_kt a_tᵀ`. In a basis in which the entries of the weight are independent with variances `V`:
 
     Σ_oi V_oi M_k,oi M_l,oi = Σ_ts Σ_o g_kto g_lso A_tso,    A_tso = Σ_i V_oi a_ti a_si
 
-The first form makes `M`, a few rows at a time so that it stays in the processor's cache; the second never does, and takes
-fewer products where positions are fewer than about twice the outputs.
+The first form makes `M`, a few rows at a time so that it stays in the processor's cache; the second never does, and
+takes fewer products where positions are fewer than about twice the outputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
 from propagauss.posteriors.kronecker import Eigenfactors, KroneckerPosterior
-from propagauss.rules.adjoints.forms import added, gram, squares
+from propagauss.rules.adjoints.forms import Form, added, gram, squares
 
 BLOCK_ENTRIES = 2**18  # of a Jacobian, at one time
 PASS = 16  # products that take as long as reading and writing one entry of a Jacobian
@@ -50,7 +50,7 @@ class Sizes:
         return self.positions is not None and self.positions * (k * o * o + i * i) <= k * o * i * (o + i)
 
 
-class SharedLayer(nn.Module):
+class SharedLayer(Form):
     """The form of a weight and, if it is given, of a bias, from `g [K, B, o, T]` and `a [B, i, T]`."""
 
     variance: Tensor
