@@ -195,7 +195,7 @@ def _moved(node: fx.Node, dim: int, selection: Selection, take: Take) -> Steps |
     if op in (aten.softmax.int, aten._softmax.default) and dim != args[1] % rank:  # type: ignore[operator]
         return [(op, (take(first, dim), *args[1:]), kwargs)]
     if op == aten.transpose.int:
-        a, b = (d % rank for d in args[1:])  # type: ignore[operator]
+        a, b = (int(d) % rank for d in args[1:])  # type: ignore[arg-type]
         return [(op, (take(first, {a: b, b: a}.get(dim, dim)), *args[1:]), kwargs)]
     if op == aten.permute.default:
         return [(op, (take(first, args[1][dim] % rank), *args[1:]), kwargs)]  # type: ignore[index]

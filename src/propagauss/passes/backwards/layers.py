@@ -70,8 +70,9 @@ def layer(node: fx.Node, is_random: Callable[[fx.Node], bool]) -> Layer | None:
         stored, transposed = stored.args[0], not transposed
     if not is_random(stored):
         return None
-    known = isinstance(bias, fx.Node) and is_random(bias) and bias.meta["val"].dim() == 1
-    found = Layer(node, x, weight, bias if known else None, stored, transposed)
+    if not isinstance(bias, fx.Node) or not is_random(bias) or bias.meta["val"].dim() != 1:
+        bias = None
+    found = Layer(node, x, weight, bias, stored, transposed)
     if found.is_convolution and (_groups(node) != 1 or x.meta["val"].dim() != weight.meta["val"].dim()):
         return None
     return found

@@ -36,7 +36,7 @@ from propagauss.passes.backwards.suitable import check_batch, check_keywords, ch
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
 from propagauss.posteriors.roots import joint_root, own_root
-from propagauss.rules.adjoints.forms import DiagonalEmbedding, gram, layer_form, squares
+from propagauss.rules.adjoints.forms import DiagonalEmbedding, gram, independent, layer_form, squares
 from propagauss.rules.adjoints.positions import Sizes, shared_form
 from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE, pulled_back, pulled_back_per_sample
 from propagauss.tracing.trace import Traced
@@ -239,14 +239,16 @@ class Sweep:
         if found is None or self.posterior is None or self.axes.get(found.x) != self.axes.get(node, ()):
             return set()
         axis, env = self.axes[node], self.env
-        names = self.leaves[found.stored], None if found.bias is None else self.leaves[found.bias]
+        random_bias = None if found.bias is None else self.leaves[found.bias]
+        own = independent(self.posterior, self.leaves[found.stored], random_bias, found.transposed)
+        if own is None:
+            return set()
         if found.has_one_vector(axis):
-            form = layer_form(self.posterior, *names, found.transposed, self.full)
-            start = self._start(node) if is_identity else g
-            inputs: tuple[Any, ...] = start, env[found.x]
+            form: Any = layer_form(own, self.full)
+            inputs: tuple[Any, ...] = self._start(node) if is_identity else g, env[found.x]
         else:
             sizes = Sizes(self.entries, found.positions(self.traced.batch), found.results, found.inputs)
-            form = shared_form(self.posterior, *names, found.transposed, self.full, sizes)
+            form = shared_form(own, self.full, sizes)
             if form is None or (found.is_convolution and axis != (0, 1)):
                 return set()
             self.values = max(self.values, found.inputs * (sizes.positions or 1) // self.entries)
@@ -255,13 +257,10 @@ class Sweep:
                 inputs = self._call(behind, g), self._call(on_patches, env[found.x], *rest)  # type: ignore[misc]
             else:
                 inputs = self._call(at_positions, g, *axis, 1), self._call(at_positions, env[found.x], *axis)
-        if form is None:
-            return set()
-        module, includes_bias = form
         total = (self.terms.pop(),) if self.terms else ()
-        self.terms.append(self._emit(f"layer_{names[0]}", module, (*inputs, *total)))
+        self.terms.append(self._emit(f"layer_{self.leaves[found.stored]}", form, (*inputs, *total)))
         self._note(node, "layer")
-        return {found.weight, found.bias} if found.bias is not None and includes_bias else {found.weight}
+        return {found.weight} if own.bias is None or found.bias is None else {found.weight, found.bias}
 
     def _as_embedding(self, node: fx.Node, g: Any) -> set[fx.Node]:
         table, index = node.args[:2]

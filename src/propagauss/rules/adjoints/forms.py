@@ -7,6 +7,7 @@ For one vector `a` per sample the Jacobian of the weight is `g aᵀ`, so that no
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
-from propagauss.posteriors.kronecker import Eigenfactors, KroneckerPosterior
+from propagauss.posteriors.kronecker import KroneckerPosterior
 
 
 class Form(nn.Module):
@@ -31,11 +32,11 @@ class DiagonalLayer(Form):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, full: bool):
+    def __init__(self, layer: Independent, full: bool):
         super().__init__()
         self.full = full
-        self.register_buffer("weight", weight.clone(memory_format=torch.contiguous_format))
-        self.register_buffer("bias", None if bias is None else bias.clone())
+        self.register_buffer("weight", layer.weight.clone(memory_format=torch.contiguous_format))
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.clone())
 
     def forward(self, g: Tensor | None, a: Tensor, total: Tensor | None = None, slope: Tensor | None = None) -> Tensor:
         noise = F.linear(a * a, self.weight, self.bias)
@@ -54,14 +55,14 @@ class KroneckerLayer(Form):
     variance: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: Eigenfactors, bias: Tensor | None, full: bool):
+    def __init__(self, layer: Independent, full: bool):
         super().__init__()
-        assert weight.right is not None
+        assert layer.basis is not None
         self.full = full
-        self.register_buffer("left", weight.left.clone())
-        self.register_buffer("right", weight.right.clone())
-        self.register_buffer("variance", weight.variance.clone(memory_format=torch.contiguous_format))
-        self.register_buffer("bias", None if bias is None else bias.clone())
+        self.register_buffer("left", layer.basis[0].clone())
+        self.register_buffer("right", layer.basis[1].clone())
+        self.register_buffer("variance", layer.weight.clone(memory_format=torch.contiguous_format))
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.clone())
 
     def forward(self, g: Tensor | None, a: Tensor, total: Tensor | None = None) -> Tensor:
         noise = F.linear((a @ self.right).square(), self.variance, self.bias)
@@ -113,21 +114,32 @@ def squares(rows: Tensor) -> Tensor:
     return rows.square().sum(-1).mT
 
 
-def layer_form(
-    posterior: Posterior, weight: str, bias: str | None, transposed: bool, full: bool
-) -> tuple[nn.Module, bool] | None:
-    """The form of a layer with one vector per sample, and whether it includes the bias; None if there is none."""
+@dataclass(frozen=True)
+class Independent:
+    """A weight and bias in a basis in which their entries are independent; no basis: the one they have."""
+
+    weight: Tensor  # [out, in], variances
+    bias: Tensor | None  # [out]; None if it is not random, or independent in another basis
+    basis: tuple[Tensor, Tensor] | None
+
+
+def independent(posterior: Posterior, weight: str, bias: str | None, transposed: bool) -> Independent | None:
+    """A layer's weight `[out, in]` (from how it is stored) and bias; None if no such basis is known."""
     if type(posterior) is DiagonalPosterior:
-        variance: Any = posterior.variance(weight)
-        variance = variance.t() if transposed else variance
-        return DiagonalLayer(variance, None if bias is None else posterior.variance(bias), full), True
-    if type(posterior) is KroneckerPosterior:
-        factors = posterior._factors[weight]
-        if factors.right is None:
-            return None
-        if transposed:
-            factors = Eigenfactors(factors.right, factors.left, factors.variance.mT)
-        own = None if bias is None else posterior._factors[bias]
-        same = own is not None and own.right is None and torch.equal(own.left, factors.left)
-        return KroneckerLayer(factors, own.variance if own is not None and same else None, full), same
-    return None
+        variance = posterior.variance(weight)
+        own = None if bias is None else posterior.variance(bias)
+        return Independent(variance.mT if transposed else variance.flatten(1), own, None)
+    factors = posterior._factors[weight] if type(posterior) is KroneckerPosterior else None
+    if factors is None or factors.right is None:
+        return None
+    basis, variance = (factors.left, factors.right), factors.variance
+    if transposed:
+        basis, variance = (factors.right, factors.left), variance.mT
+    single = None if bias is None else posterior._factors[bias]  # type: ignore[attr-defined]
+    same = single is not None and single.right is None and torch.equal(single.left, basis[0])
+    return Independent(variance, single.variance if single is not None and same else None, basis)
+
+
+def layer_form(layer: Independent, full: bool) -> Form:
+    """The form of a layer with one vector per sample."""
+    return DiagonalLayer(layer, full) if layer.basis is None else KroneckerLayer(layer, full)

@@ -1,7 +1,8 @@
 """What a random weight adds to the covariance of the outputs where the positions of a sample share it.
 
 Given sensitivities `g_t [K, B, o, T]` of the results and the inputs `a_t [B, i, T]` of all positions `t`, the Jacobian
-of the weight is `M_k = Σ_t g_kt a_tᵀ`. In a basis in which the entries of the weight are independent with variances `V`:
+of the weight is `M_k = Σ_t g_kt a_tᵀ`. In a basis in which the entries of the weight are independent with variances
+`V`:
 
     Σ_oi V_oi M_k,oi M_l,oi = Σ_ts Σ_o g_kto g_lso A_tso,    A_tso = Σ_i V_oi a_ti a_si
 
@@ -12,16 +13,12 @@ takes fewer products where positions are fewer than about twice the outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from propagauss.posteriors.base import Posterior
-from propagauss.posteriors.diagonal import DiagonalPosterior
-from propagauss.posteriors.kronecker import Eigenfactors, KroneckerPosterior
-from propagauss.rules.adjoints.forms import Form, added, gram, squares
+from propagauss.rules.adjoints.forms import Form, Independent, added, gram, squares
 
 BLOCK_ENTRIES = 2**18  # of a Jacobian, at one time
 PASS = 16  # products that take as long as reading and writing one entry of a Jacobian
@@ -58,15 +55,14 @@ class SharedLayer(Form):
     left: Tensor | None
     right: Tensor | None
 
-    def __init__(
-        self, variance: Tensor, bias: Tensor | None, basis: tuple[Tensor, Tensor] | None, full: bool, pairs: bool
-    ):
+    def __init__(self, layer: Independent, full: bool, pairs: bool):
         super().__init__()
         self.full, self.pairs = full, pairs
-        left, right = (None, None) if basis is None else basis
+        left, right = (None, None) if layer.basis is None else layer.basis
         # the form by Jacobians reads roots where it needs their products
-        self.register_buffer("variance", (variance.sqrt() if full and not pairs else variance).contiguous().clone())
-        self.register_buffer("bias", None if bias is None else bias.sqrt())
+        variance = layer.weight.sqrt() if full and not pairs else layer.weight
+        self.register_buffer("variance", variance.clone(memory_format=torch.contiguous_format))
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.sqrt())
         self.register_buffer("left", None if left is None else left.mT.contiguous())
         self.register_buffer("right", None if right is None else right.mT.contiguous())
 
@@ -116,23 +112,8 @@ def _by_pairs(g: Tensor, a: Tensor, variance: Tensor, full: bool) -> Tensor:
     return moved.transpose(1, 2).flatten(2) @ rows.transpose(1, 2).flatten(2).mT
 
 
-def shared_form(
-    posterior: Posterior, weight: str, bias: str | None, transposed: bool, full: bool, sizes: Sizes
-) -> tuple[nn.Module, bool] | None:
-    """The form of a layer with several positions a sample, and whether it includes the bias; None if there is none."""
-    pairs = sizes.by_pairs(full)
-    if type(posterior) is DiagonalPosterior:
-        variance: Any = posterior.variance(weight)
-        variance = variance.t() if transposed else variance.flatten(1)
-        return SharedLayer(variance, None if bias is None else posterior.variance(bias), None, full, pairs), True
-    if type(posterior) is KroneckerPosterior and sizes.rotates_first():
-        factors = posterior._factors[weight]
-        if factors.right is None:
-            return None
-        if transposed:
-            factors = Eigenfactors(factors.right, factors.left, factors.variance.mT)
-        own = None if bias is None else posterior._factors[bias]
-        same = own is not None and own.right is None and torch.equal(own.left, factors.left)
-        noise = own.variance if own is not None and same else None
-        return SharedLayer(factors.variance, noise, (factors.left, factors.right), full, pairs), same
-    return None
+def shared_form(layer: Independent, full: bool, sizes: Sizes) -> Form | None:
+    """The form of a layer with several positions a sample; None where its Jacobian as a whole is cheaper."""
+    if layer.basis is not None and not sizes.rotates_first():
+        return None
+    return SharedLayer(layer, full, sizes.by_pairs(full))
