@@ -271,9 +271,17 @@ class Check:
 def against_samples(
     net: Any, model: nn.Module, posterior: Posterior, *x: Any, samples: int = 200, seed: int = 0, **named: Any
 ) -> Check:
-    """Compare the Gaussian of `net` at `x` with mean and variance over sampled weights of the model itself."""
+    """Compare the Gaussian of `net` at `x` with mean and variance over sampled weights of the model itself.
+
+    Of a net with `outputs=`, the chosen outputs are compared.
+    """
     sampled = MonteCarlo(model, posterior, samples, seed)(*x, **named)
     ours = as_latent(call(net, *x, **named))
+    if ours.chosen is not None:
+        index = ours.chosen.index
+        sampled, ours = (
+            Gaussian.diagonal(g.mean.gather(-1, index), g.variance.gather(-1, index)) for g in (sampled, ours)
+        )
     total = sampled.variance.double().sum().item()
     if total <= 1e-12 * sampled.mean.double().square().sum().item():  # rounding
         raise InputError("the sampled outputs do not vary: no variance of the posterior reaches them")

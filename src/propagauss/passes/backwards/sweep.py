@@ -29,6 +29,7 @@ from propagauss.nodes import (
     op_name,
 )
 from propagauss.passes.backwards.arguments import has_complex, has_derivative, is_several, paths
+from propagauss.passes.backwards.choice import Choice, ChosenLayer, Seeds
 from propagauss.passes.backwards.results import of_input, seed, unless_whole, weight_rows
 from propagauss.passes.backwards.samples import apart, axes, fronted
 from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_size
@@ -51,8 +52,9 @@ _LAYERS: dict[Any, tuple[int, int, int]] = {aten.linear.default: (0, 1, 2), aten
 class Sweep:
     """Builds the graph of one forward and, for every uncertain output, one backward walk."""
 
-    def __init__(self, traced: Traced, posterior: Posterior | None, full: bool):
-        self.traced, self.posterior, self.full = traced, posterior, full
+    def __init__(self, traced: Traced, posterior: Posterior | None, full: bool, choice: Choice | None = None):
+        self.traced, self.posterior, self.full, self.choice = traced, posterior, full, choice
+        self.chosen: Seeds | None = None  # where the walk from some outputs starts
         self.root, self.graph = nn.Module(), fx.Graph()
         self.env: dict[fx.Node, Any] = {}
         names = set() if posterior is None else set(posterior.names)
@@ -81,7 +83,8 @@ class Sweep:
         body = fx.GraphModule(self.root, self.graph, class_name="LinearisedBody")
         body.delete_all_unused_submodules()
         untouched = sum(n.op == "call_function" and n not in self.active for n in self.traced.graph.nodes)
-        plan = Plan(tuple(self.steps.values()), untouched, tuple(sorted(set(self.leaves.values()))), ())
+        notes = () if self.choice is None else (self.choice.note,)
+        plan = Plan(tuple(self.steps.values()), untouched, tuple(sorted(set(self.leaves.values()))), notes)
         return Linearised(body, plan, self.traced, self.walks, "full" if self.full else "diagonal").eval()
 
     # -- forwards: the model itself
@@ -117,9 +120,14 @@ class Sweep:
     def _result(self, i: int, output: Any) -> Any:
         if not isinstance(output, fx.Node) or not is_float(output):
             return self.env[output] if isinstance(output, fx.Node) else output
+        event = [hint(s) for s in output.meta["val"].shape[1:]]
+        if self.choice is not None:
+            self.chosen = Seeds(self.graph, self.root, self.choice, self.env[output], event, i)
+        index = () if self.chosen is None else (self.chosen.index,)
         if output not in self.active:
-            return self.env[output], None
-        check_size(output, self._size(output), max(self._size(n) for n in self.active if n in self.axes))
+            return self.env[output], None, *index
+        entries = math.prod(event) if self.chosen is None else self.chosen.rows
+        check_size(output, entries, max(self._size(n) for n in self.active if n in self.axes), self.choice is not None)
         start = self._seed(i, output)
         self.values = self.kept = 0
         self.sensitivity, self.shared, self.jacobians, self.terms = {output: start}, {}, {}, []
@@ -127,17 +135,21 @@ class Sweep:
             g = self.sensitivity.pop(node, None)
             if g is not None:
                 self._arrive(node, g, g is start)
+                if g is start and self.chosen is not None and not start.users:
+                    # rows of a weight took the place of the seeds
+                    self.values = max(3 * self._size(a) for _, a in paths(node) if a in self.active) + self.kept
         for name, rows in self.shared.items():
             self._finish(name, rows)
         self._finish_together()
         total = self.terms[0]
         for term in self.terms[1:]:
             total = self._sum(total, term)
-        event = torch.Size(hint(s) for s in output.meta["val"].shape[1:])
-        self.walks[i] = Sensitivities(event.numel(), self.values, output.meta["val"].dtype)
-        return self.env[output], total
+        self.walks[i] = Sensitivities(entries, self.values, output.meta["val"].dtype)
+        return self.env[output], total, *index
 
     def _seed(self, i: int, output: fx.Node) -> fx.Node:
+        if self.chosen is not None:
+            return self.chosen.begin(self.seeds[i])
         event = [hint(s) for s in output.meta["val"].shape[1:]]
         eye = torch.eye(math.prod(event), dtype=output.meta["val"].dtype)
         self.root.register_buffer(f"whole_{i}", eye)
@@ -179,6 +191,9 @@ class Sweep:
         self.sensitivity[node] = g if old is None else self._sum(old, g)
 
     def _pulled(self, node: fx.Node, g: Any, path: tuple[int, ...], argument: fx.Node, is_identity: bool) -> fx.Node:
+        if is_identity and self.chosen is not None and node.target == aten.linear.default and path == (0,):
+            self._note(node, "adjoint")
+            return self.chosen.through(self.env[node.args[1]])  # type: ignore[index]
         if is_identity and node.target == aten.linear.default and path == (0,) and node.meta["val"].dim() == 2:
             self._note(node, "adjoint")
             seeds = self.seeds[self.traced.outputs.index(node)]
@@ -242,11 +257,17 @@ class Sweep:
             return set()
         random_bias = bias in self.leaves and self._used_once(bias) and bias.meta["val"].dim() == 1  # type: ignore[union-attr]
         name = self.leaves[stored]
-        form = layer_form(self.posterior, name, self.leaves[bias] if random_bias else None, flipped, self.full)
+        seeds = self.chosen if is_identity and type(self.posterior) is DiagonalPosterior else None
+        full = self.full and seeds is None
+        form = layer_form(self.posterior, name, self.leaves[bias] if random_bias else None, flipped, full)
         if form is None:
             return set()
         module, includes_bias = form
-        start = self._call(unless_whole, self.seeds[self.traced.outputs.index(node)], g) if is_identity else g
+        start: Any = g
+        if is_identity and self.chosen is None:
+            start = self._call(unless_whole, self.seeds[self.traced.outputs.index(node)], g)
+        elif seeds is not None:
+            module, start = ChosenLayer(module, self.full), seeds.classes
         total = (self.terms.pop(),) if self.terms else ()
         self.terms.append(self._emit(f"layer_{name}", module, (start, self.env[x], *total)))  # type: ignore[index]
         self._note(node, "layer")
