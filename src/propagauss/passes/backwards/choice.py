@@ -118,20 +118,32 @@ class Seeds:
         return self.graph.call_function(rows_of, (self.numbers, self.classes, self.index, weight, self.event))
 
 
-class ChosenLayer(nn.Module):
-    """What a last layer with an independent variance for each output adds to the chosen ones.
+class ChosenRows(nn.Module):
+    """What independent weights of a last layer, with variances `V [C, D]`, add to the covariance of chosen outputs.
 
-    `layer` is its form for variances: of all outputs `[B, C]`, when it is given no sensitivities.
+    Entries `c` at position `t` and `d` at position `s` have `Σ_i V_ci x_ti x_si` in common if `c = d`, else nothing.
     """
 
-    def __init__(self, layer: nn.Module, full: bool):
-        super().__init__()
-        self.layer, self.full = layer, full
+    weight: Tensor
+    bias: Tensor | None
 
-    def forward(self, classes: Tensor, a: Tensor, total: Tensor | None = None) -> Tensor:
-        found = self.layer(None, a).gather(-1, classes.mT)
-        found = torch.diag_embed(found) if self.full else found
-        return found if total is None else total + found
+    def __init__(self, weight: Tensor, bias: Tensor | None, full: bool):
+        super().__init__()
+        self.full = full
+        self.register_buffer("weight", weight.clone(memory_format=torch.contiguous_format))
+        self.register_buffer("bias", None if bias is None else bias.clone())
+
+    def forward(self, numbers: Tensor, classes: Tensor, index: Tensor, x: Tensor) -> Tensor:
+        classes = classes.mT  # [B, K]
+        positions = numbers // index.shape[-1]
+        a = x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2).index_select(1, positions)  # [B, K, D]
+        moved = a * F.embedding(classes, self.weight)
+        own = x.new_zeros(()) if self.bias is None else self.bias[classes]
+        if not self.full or x.dim() == 2:  # at one position, no entry is chosen twice
+            found = (moved * a).sum(-1) + own
+            return torch.diag_embed(found) if self.full else found
+        same = classes.unsqueeze(-1) == classes.unsqueeze(-2)
+        return (moved @ a.mT + own.unsqueeze(-1)) * same.to(x.dtype)
 
 
 # -- what runs

@@ -29,7 +29,7 @@ from propagauss.nodes import (
     op_name,
 )
 from propagauss.passes.backwards.arguments import has_complex, has_derivative, is_several, paths
-from propagauss.passes.backwards.choice import Choice, ChosenLayer, Seeds
+from propagauss.passes.backwards.choice import Choice, ChosenRows, Seeds
 from propagauss.passes.backwards.results import of_input, seed, unless_whole, weight_rows
 from propagauss.passes.backwards.samples import apart, axes, fronted
 from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_size
@@ -244,6 +244,8 @@ class Sweep:
         """A layer with one vector per sample adds its part at once; returns the parameters that are done with it."""
         if node.target == aten.embedding.default:
             return self._as_embedding(node, g)
+        if is_identity and self.chosen is not None and (last := self._as_last_layer(node, self.chosen)):
+            return last
         places = _LAYERS.get(node.target)
         if places is None or self.posterior is None or node.kwargs:
             return set()
@@ -257,21 +259,32 @@ class Sweep:
             return set()
         random_bias = bias in self.leaves and self._used_once(bias) and bias.meta["val"].dim() == 1  # type: ignore[union-attr]
         name = self.leaves[stored]
-        seeds = self.chosen if is_identity and type(self.posterior) is DiagonalPosterior else None
-        full = self.full and seeds is None
-        form = layer_form(self.posterior, name, self.leaves[bias] if random_bias else None, flipped, full)
+        form = layer_form(self.posterior, name, self.leaves[bias] if random_bias else None, flipped, self.full)
         if form is None:
             return set()
         module, includes_bias = form
-        start: Any = g
+        start = g
         if is_identity and self.chosen is None:
             start = self._call(unless_whole, self.seeds[self.traced.outputs.index(node)], g)
-        elif seeds is not None:
-            module, start = ChosenLayer(module, self.full), seeds.classes
         total = (self.terms.pop(),) if self.terms else ()
         self.terms.append(self._emit(f"layer_{name}", module, (start, self.env[x], *total)))  # type: ignore[index]
         self._note(node, "layer")
         return {weight, bias} if random_bias and includes_bias else {weight}  # type: ignore[return-value]
+
+    def _as_last_layer(self, node: fx.Node, seeds: Seeds) -> set[fx.Node]:
+        """A linear layer at the end, of which rows of the weight were chosen."""
+        if node.target != aten.linear.default or type(self.posterior) is not DiagonalPosterior:
+            return set()
+        x, weight, bias = (*node.args, None)[:3]
+        if weight not in self.leaves or not self._used_once(weight) or self.axes.get(x) != (0, 1):  # type: ignore[arg-type]
+            return set()
+        random_bias = bias in self.leaves and self._used_once(bias)
+        name = self.leaves[weight]  # type: ignore[index]
+        own = self.posterior.variance(self.leaves[bias]) if random_bias else None  # type: ignore[index]
+        form = ChosenRows(self.posterior.variance(name), own, self.full)
+        self.terms.append(self._emit(f"layer_{name}", form, (seeds.numbers, seeds.classes, seeds.index, self.env[x])))  # type: ignore[index]
+        self._note(node, "rows")
+        return {weight, bias} if random_bias else {weight}  # type: ignore[return-value, arg-type]
 
     def _as_embedding(self, node: fx.Node, g: Any) -> set[fx.Node]:
         table, index = node.args[:2]
@@ -338,6 +351,7 @@ class Sweep:
         notes = {
             "automatic": "exact to first order, by automatic differentiation",
             "layer": "exact: one vector a sample",
+            "rows": "exact: rows of the weight",
         }
         note = notes.get(how, "exact to first order")
         self.steps.setdefault(node, Step(op_name(node.target), module_path(node), how, "none", shape, note))
