@@ -402,6 +402,8 @@ def test_comparison_with_samples_and_sensitivity() -> None:
     posterior = make_posterior(model, "diagonal").scale(1e-2)
     check = linearity.against_samples(pg.linearise(model, posterior, x, outputs=2), model, posterior, x, samples=2000)
     assert 0.9 < check.variance_ratio < 1.1
+    with pytest.raises(pg.InputError, match="carries none forwards"):
+        linearity.layers(pg.linearise(model, posterior, x, outputs=2), x)
     net = pg.linearise(model, posterior, pg.Gaussian(x, variance=torch.zeros_like(x)), outputs=2)
     found = pg.tasks.sensitivity.estimate(pg.Classifier(net), x, model(x).argmax(-1), max_steps=3, progress=False)
     assert found.maps.isfinite().all()
