@@ -7,7 +7,7 @@ entry. *Full* keeps the joint covariance of all entries that belong to one sampl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,15 @@ from propagauss.errors import InputError
 from propagauss.structures import DIAGONAL, FULL, STRUCTURES, Structure
 from propagauss.structures.full import check_psd, push_rows, symmetric_root
 
-__all__ = ["Gaussian", "check_psd", "common", "mean_of", "push_rows", "symmetric_root"]
+__all__ = ["Chosen", "Gaussian", "check_psd", "common", "mean_of", "push_rows", "symmetric_root"]
+
+
+class Chosen(NamedTuple):
+    """The entries that have a covariance, where only some have: `k` at each position of the last dimension."""
+
+    index: Tensor  # [batch, ..., k], which entries of the last dimension
+    mean: Tensor  # [batch, ..., k]
+    covariance: Tensor  # [batch, ..., k, k] among those of one position, or variances [batch, ..., k]
 
 
 class Gaussian:
@@ -61,6 +69,11 @@ class Gaussian:
     def covariance(self) -> Tensor:
         """Joint covariance of the entries of each sample: `[batch, n, n]`."""
         return self.kind.dense(self)
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """The entries that have a covariance; None if all may have one (see `linearise(outputs=...)`)."""
+        return None
 
     @property
     def is_full(self) -> bool:

@@ -299,17 +299,14 @@ def test_a_batch_that_is_taken_apart() -> None:
 def test_a_huge_output() -> None:
     model = nn.Linear(2, 10_000)
     posterior = pg.DiagonalPosterior({"bias": torch.ones(10_000)})
-    with pytest.raises(pg.InputError, match=r"10,000 entries.*GiB.*streamline"):
+    with pytest.raises(pg.InputError, match=r"10,000 entries.*GiB.*outputs=5.*streamline"):
         pg.linearise(model.eval(), posterior, torch.randn(2, 2))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"), [({"covariance": "thick"}, "covariance is 'thick'"), ({"outputs": 3}, "outputs=None")]
-)
-def test_bad_options(options: dict[str, Any], words: str) -> None:
+def test_bad_options() -> None:
     model, x = built("mlp")
-    with pytest.raises(pg.InputError, match=words):
-        pg.linearise(model, None, x, **options)
+    with pytest.raises(pg.InputError, match="covariance is 'thick'"):
+        pg.linearise(model, None, x, covariance="thick")  # type: ignore[arg-type]
 
 
 def test_no_posterior_is_no_variance() -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch import nn
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
 from propagauss.engines.arguments import bound, check_choice
-from propagauss.errors import InputError
 from propagauss.network.linearised import Linearised
 from propagauss.passes.backwards.apart import check_samples_apart
+from propagauss.passes.backwards.choice import checked, choose
 from propagauss.passes.backwards.direction import check_one_direction
+from propagauss.passes.backwards.narrow import read_before_last_layer
 from propagauss.passes.backwards.sweep import Sweep
 from propagauss.passes.early_selection import select_early
 from propagauss.passes.recognise import recognise
@@ -25,7 +27,7 @@ def linearise(
     posterior: Posterior | None,
     example: Any,
     *,
-    outputs: int | list[int] | None = None,
+    outputs: int | Sequence[int] | None = None,
     covariance: Literal["full", "diagonal"] = "full",
     output: str | None = None,
 ) -> Linearised:
@@ -41,19 +43,23 @@ def linearise(
         posterior: over any of its named parameters (the others are deterministic); None for none at all.
         example: an input the model accepts: a tensor, a tuple (positional) or a dict (keyword arguments). Give a
             `Gaussian` in place of a tensor for an input that will be uncertain. The batch size does not matter.
-        outputs: to be computed for all outputs, None is the only choice so far.
+        outputs: a number `k`: only the `k` largest entries of the last dimension get a covariance, for each sample and
+            at each position (`[batch, tokens, vocabulary]`: for each token). A list: the entries with these indices.
+            The mean is that of all outputs; the others report variance 0. `latent.chosen` is (index, mean, covariance).
+            The cost grows with the chosen outputs alone. None is all of them.
         covariance: of all outputs of a sample, or their variances only.
         output: which field of a dataclass or dict output to return; `logits` if there is one, else the whole output.
     """
     check_choice("covariance", covariance, ("full", "diagonal"))
-    if outputs is not None:
-        raise InputError("linearise computes all outputs so far: leave outputs=None")
+    wanted = checked(outputs)
     posterior = bound("linearise", model, posterior)
     random = set() if posterior is None else set(posterior.names)
     traced = trace(model, example, output, random=random)
     recognise(traced)
     select_early(traced)
+    read_before_last_layer(traced)
     check_samples_apart(traced)
+    choice = choose(wanted, traced)
     if posterior is not None and not traced.batch_is_dynamic:
-        check_one_direction(traced, posterior)
-    return Sweep(traced, posterior, covariance == "full").run()
+        check_one_direction(traced, posterior, choice)
+    return Sweep(traced, posterior, covariance == "full", choice).run()

@@ -8,7 +8,6 @@ A likelihood is a small frozen value (a link, a noise), it holds no network and 
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,6 +18,7 @@ from torch.distributions import Distribution
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import check_targets
+from propagauss.structures.full import last_blocks
 
 Root = Callable[[int], Tensor]  # c -> [B, C], column c of a root of the curvature of every sample
 
@@ -37,13 +37,16 @@ class Moments(NamedTuple):
 
     mean: Tensor  # [..., C]
     covariance: Tensor  # variances [..., C], or covariances [..., C, C] over the last dimension
+    index: Tensor | None = None  # [..., k], if the covariance is that of k chosen entries alone
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Moments:
-        return Moments(function(self.mean), function(self.covariance))
+        mean = function(self.mean)
+        index = None if self.index is None else self.index.to(mean.device)
+        return Moments(mean, function(self.covariance), index)
 
     def scaled(self, factor: Tensor | float) -> Moments:
         """Same mean, covariance multiplied by `factor`."""
-        return Moments(self.mean, self.covariance * factor)
+        return self._replace(covariance=self.covariance * factor)
 
 
 class Held(NamedTuple):
@@ -172,7 +175,4 @@ def last_dimension(latent: Gaussian, covariances: bool = True) -> Tensor:
     """
     if not (latent.is_full and covariances):
         return latent.variance
-    batch, *inner, classes = latent.shape
-    positions = math.prod(inner)
-    blocks = latent.covariance.reshape(batch, positions, classes, positions, classes)
-    return blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1).reshape(batch, *inner, classes, classes)
+    return last_blocks(latent.covariance, latent.shape)

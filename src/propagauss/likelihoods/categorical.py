@@ -16,7 +16,7 @@ from propagauss.errors import InputError, nearest
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import check_labels
 from propagauss.likelihoods.base import Likelihood, Moments, Root, last_dimension
-from propagauss.likelihoods.links import LINKS, Link, categorical, monte_carlo
+from propagauss.likelihoods.links import LINKS, Link, categorical, monte_carlo, shared
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,20 @@ class CategoricalLikelihood(Likelihood):
                 f"the net returned logits of shape {tuple(latent.shape)}; a Classifier needs [batch, ..., classes] "
                 "with two classes or more: give a model with one logit a second one that is always zero"
             )
-        return self.linked(*self.moments(latent))
+        return self._linked_of(self.moments(latent))
 
     def log_predictive(self, moments: Moments, y: Tensor) -> Tensor:
-        return -pick(self.linked(*moments), y)
+        return -pick(self._linked_of(moments), y)
 
     def moments(self, latent: Gaussian) -> Moments:
+        chosen = latent.chosen
+        if chosen is not None:
+            return Moments(latent.mean, chosen.covariance, chosen.index)
         return Moments(latent.mean, last_dimension(latent, covariances=self.link != "probit"))
+
+    def _linked_of(self, moments: Moments) -> Tensor:
+        mean, covariance, index = moments
+        return self.linked(mean, covariance) if index is None else shared(self.linked, mean, index, covariance)
 
     @property
     def linked(self) -> Link:

@@ -38,7 +38,7 @@ class ExponentialLikelihood(Likelihood):
         return ExponentialLogNormal(latent.mean, latent.variance)
 
     def log_predictive(self, moments: Moments, y: Tensor) -> Tensor:
-        return log_waiting(*moments, y)
+        return log_waiting(moments.mean, moments.covariance, y)
 
     def decompose(self, latent: Gaussian) -> Decomposition:
         """`Var[y] = Var[e^-f] + E[e^-2f]`"""

@@ -103,6 +103,18 @@ def bridge(mean: Tensor, covariance: Tensor) -> Tensor:
     return (log_alpha - v.log()).log_softmax(-1)
 
 
+def shared(link: Link, mean: Tensor, index: Tensor, covariance: Tensor) -> Tensor:
+    """A link among the classes `index [..., k]` alone, with their covariance; the other logits are certain.
+
+    The k classes share the probability that the plain softmax gives to them together, as the link on their logits
+    deals it out; the others keep theirs. A link over all classes would move probability to those that are certain
+    only because nobody asked.
+    """
+    plain = mean.log_softmax(-1)
+    together = plain.gather(-1, index).logsumexp(-1, keepdim=True)
+    return plain.scatter(-1, index, together + link(mean.gather(-1, index), covariance))
+
+
 def categorical(logits: Tensor) -> Categorical:
     """`Categorical(logits=logits)`, also for an empty batch (on which the check of its own arguments fails)."""
     return Categorical(logits=logits, validate_args=None if logits.numel() else False)

@@ -42,7 +42,7 @@ class PoissonLikelihood(Likelihood):
         return PoissonLogNormal(latent.mean, latent.variance)
 
     def log_predictive(self, moments: Moments, y: Tensor) -> Tensor:
-        return log_density(*moments, y)
+        return log_density(moments.mean, moments.covariance, y)
 
     def decompose(self, latent: Gaussian) -> Decomposition:
         """`Var[y] = Var[e^f] + E[e^f]`"""

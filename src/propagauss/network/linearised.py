@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from propagauss.chosen import ChosenGaussian
 from propagauss.gaussian import Gaussian
 from propagauss.network.plan import Plan
 from propagauss.network.streamlined import WORKING_BYTES, Streamlined
+from propagauss.structures import DIAGONAL, FULL
 from propagauss.tracing.trace import Traced
 
 
@@ -67,20 +70,34 @@ class Linearised(Streamlined):
         parts = [self.body.forward(*leaves, rows) for rows in eye.split(self._rows)]
         (where,) = self._walks
         joined = list(parts[0])
-        joined[where] = (parts[0][where][0], torch.cat([p[where][1] for p in parts], -1))
+        mean, _, *index = parts[0][where]
+        joined[where] = (mean, torch.cat([p[where][1] for p in parts], -1), *index)
         return self._assembled(tuple(joined))
 
     def _assembled(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(self._gaussian(r) if isinstance(r, tuple) else r for r in results)
 
-    def _gaussian(self, result: tuple[Tensor, Tensor | None]) -> Gaussian:
-        mean, form = result
+    def _gaussian(self, result: tuple[Any, ...]) -> Gaussian:
+        mean, form, *index = result
+        if index:
+            return self._over_chosen(mean, form, index[0])
         if self.structure == "diagonal":
             return Gaussian.diagonal(mean, torch.zeros_like(mean) if form is None else form.reshape(mean.shape))
         if form is None:
             flat = mean.reshape(mean.shape[0], -1)
             return Gaussian.full(mean, (flat * 0).unsqueeze(-1) * flat.unsqueeze(-2))
         return Gaussian.full(mean, form)
+
+    def _over_chosen(self, mean: Tensor, form: Tensor | None, index: Tensor) -> Gaussian:
+        """`form` is over the chosen entries of a sample, in the order of `index [B, ..., k]`."""
+        if self.structure == "diagonal":
+            return ChosenGaussian.over(
+                mean, index, DIAGONAL, mean.new_zeros(index.shape) if form is None else form.reshape(index.shape)
+            )
+        if form is None:
+            rows = math.prod(index.shape[1:])
+            form = mean.new_zeros(mean.shape[0], rows, rows)
+        return ChosenGaussian.over(mean, index, FULL, form)
 
     def __repr__(self) -> str:
         entries = sum(w.entries for w in self._walks.values())

@@ -164,20 +164,13 @@ def _has_batch_first(output: Any, symbols: set[Any]) -> bool:
 
 
 def _rows(leaf: Any, which: slice) -> Any:
-    if isinstance(leaf, Tensor):
-        return leaf[which]
-    if leaf.is_full:
-        return Gaussian.full(leaf.mean[which], leaf.covariance[which])
-    return Gaussian.diagonal(leaf.mean[which], leaf.variance[which])
+    """A few samples of a tensor, or of all that a Gaussian stores."""
+    return pytree.tree_map(lambda t: t[which], leaf)
 
 
 def _joined(parts: tuple[Any, ...]) -> Any:
     """The results of all chunks as one."""
-    if isinstance(parts[0], Gaussian) and parts[0].is_full:
-        return Gaussian.full(torch.cat([p.mean for p in parts]), torch.cat([p.covariance for p in parts]))
-    if isinstance(parts[0], Gaussian):
-        return Gaussian.diagonal(torch.cat([p.mean for p in parts]), torch.cat([p.variance for p in parts]))
-    return torch.cat(parts)
+    return pytree.tree_map(lambda *tensors: torch.cat(tensors), *parts)
 
 
 def _slots(traced: Traced) -> list[Slot]:

@@ -99,7 +99,8 @@ def _cached(net: Any, loader: Iterable[Any], likelihood: Likelihood, progress: b
     points = sum(likelihood.points(y) for _, y in found)
     if not likelihood.pointwise:
         return found, points
-    mean, covariance = (torch.cat(parts) for parts in zip(*(moments for moments, _ in found), strict=True))
+    pairs = ((moments.mean, moments.covariance) for moments, _ in found)
+    mean, covariance = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     return [Held(Moments(mean, covariance), torch.cat([y for _, y in found]))], points
 
 
@@ -184,7 +185,7 @@ def check_finite(latent: Gaussian, inputs: Any) -> Gaussian:
     """Refuse a latent that overflowed; `inputs` is what it was computed from. Nothing is read while tracing."""
     if torch.compiler.is_compiling():
         return latent
-    covariance = latent.covariance if latent.is_full else latent.variance
+    covariance = latent.covariance if latent.is_full and latent.chosen is None else latent.variance
     try:  # sums are finite only if every entry is, and cost less than asking each
         sound = math.isfinite(latent.mean.sum().item() + covariance.sum().item())
     except RuntimeError:  # values cannot be read under vmap, or from tensors without any

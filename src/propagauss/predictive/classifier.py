@@ -24,6 +24,9 @@ class Classifier(Predictor):
 
     Calling it returns a `Categorical`; `log_probs` is the same as a tensor. Inputs go to the net as they are: a tensor,
     or a tuple or dict of them.
+
+    Of a net that was linearised with `outputs=`, the chosen classes share the probability that the plain softmax gives
+    to them together, dealt out by the link; the others keep theirs.
     """
 
     _likelihood: CategoricalLikelihood

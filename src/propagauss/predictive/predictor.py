@@ -92,12 +92,13 @@ class Predictor(nn.Module):
         Neither file needs propagauss to run, and the batch is open if it is in the net.
 
         Args:
-            covariance: also return the `covariance` of the latent, `[batch, n, n]`.
+            covariance: also return the `covariance` of the latent, `[batch, n, n]`; where only some outputs have one
+                (`linearise(outputs=...)`), theirs, `[batch, ..., k, k]`, and their indices, `chosen`.
         """
 
         def outputs(latent: Gaussian) -> dict[str, Tensor]:
             scaled = self._scaled(latent)
-            return self.likelihood.exported(scaled) | ({"covariance": scaled.covariance} if covariance else {})
+            return self.likelihood.exported(scaled) | (_covariances(scaled) if covariance else {})
 
         return export(self.net, path, outputs, self._details())
 
@@ -110,3 +111,10 @@ class Predictor(nn.Module):
 
     def extra_repr(self) -> str:
         return f"scale={self.scale:.4g}" + (f"\n# {self.fit_report}" if self.fit_report else "")
+
+
+def _covariances(latent: Gaussian) -> dict[str, Tensor]:
+    chosen = latent.chosen
+    if chosen is None:
+        return {"covariance": latent.covariance}
+    return {"chosen": chosen.index, "covariance": chosen.covariance}

@@ -22,6 +22,8 @@ class Regressor(Predictor):
         noise: standard deviation of the observations, one number or one per output; None is no noise, until
             `fit_scale(loader, fit_noise=True)` finds it (one per output).
         scale: multiplies the latent variance; see `fit_scale`.
+
+    Outputs that `linearise(outputs=...)` did not choose have the noise alone as their variance.
     """
 
     noise_stddev: Tensor

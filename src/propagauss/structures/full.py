@@ -131,6 +131,14 @@ def _both_sides(covariance: Tensor, factor: Tensor) -> Tensor:
     return (covariance * factor.unsqueeze(-1)).mul_(factor.unsqueeze(-2))
 
 
+def last_blocks(covariance: Tensor, shape: Sequence[Any]) -> Tensor:
+    """Of joint covariances `[B, n, n]` those over the last dimension at each position: `[*shape, shape[-1]]`."""
+    batch, *inner, width = shape
+    positions = math.prod(inner)
+    blocks = covariance.reshape(batch, positions, width, positions, width)
+    return blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1).reshape(batch, *inner, width, width)
+
+
 def push_rows(matrix: Tensor, shape: Sequence[Any], linear: Map) -> Tensor:
     """Apply `linear` to the second index of `matrix`: [B, r, n] -> [B, r, n']; tensors of `shape` hold [B, n]."""
     batch, rows, _ = matrix.shape

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, as_tensor, call, check_eval
+from propagauss.network.linearised import Linearised
 from propagauss.network.streamlined import Streamlined
 from propagauss.posteriors import Posterior
 from propagauss.predictive.baselines import MonteCarlo
@@ -155,6 +156,11 @@ def layers(net: Streamlined, *x: Any, **named: Any) -> Report:
     """
     if not isinstance(net, Streamlined):
         raise InputError(f"layers needs a streamlined net, got a {type(net).__name__}: use pg.streamline first")
+    if isinstance(net, Linearised):
+        raise InputError(
+            "layers looks at the Gaussians that reach activations, and a linearised net carries none forwards: give "
+            "pg.streamline(model, posterior, example), or compare the output with linearity.against_samples"
+        )
     sites = [node for node in net.graph.nodes if _is_elementwise(net, node)]
     steps = [s for s in net.plan if s.rule == "elementwise" or s.rule.startswith("fused elementwise")]
     observer = _Observer(net, set(sites))
@@ -271,9 +277,17 @@ class Check:
 def against_samples(
     net: Any, model: nn.Module, posterior: Posterior, *x: Any, samples: int = 200, seed: int = 0, **named: Any
 ) -> Check:
-    """Compare the Gaussian of `net` at `x` with mean and variance over sampled weights of the model itself."""
+    """Compare the Gaussian of `net` at `x` with mean and variance over sampled weights of the model itself.
+
+    Of a net with `outputs=`, the chosen outputs are compared.
+    """
     sampled = MonteCarlo(model, posterior, samples, seed)(*x, **named)
     ours = as_latent(call(net, *x, **named))
+    if ours.chosen is not None:
+        index = ours.chosen.index
+        sampled, ours = (
+            Gaussian.diagonal(g.mean.gather(-1, index), g.variance.gather(-1, index)) for g in (sampled, ours)
+        )
     total = sampled.variance.double().sum().item()
     if total <= 1e-12 * sampled.mean.double().square().sum().item():  # rounding
         raise InputError("the sampled outputs do not vary: no variance of the posterior reaches them")

@@ -37,7 +37,7 @@ class Scores:
 
     entropy: Tensor  # of the predictive: `-Σ_c p_c log p_c`
     max_probability: Tensor  # the one that falls for outliers
-    epistemic_variance: Tensor | None = None  # of the logits, averaged over classes
+    epistemic_variance: Tensor | None = None  # of the logits, averaged over classes (those of `outputs=` alone)
     mutual_information: Tensor | None = None  # between label and logits: `H[E p] - E H[p]`
 
     def by_name(self) -> dict[str, Tensor]:
@@ -90,10 +90,11 @@ def _scores_of_batch(classifier: Classifier, x: Any, samples: int, seed: int) ->
     latent = classifier.latent(x)
     information = mutual_information(latent, samples, seed)
     probs = classifier.log_probs_of(latent).exp()
+    variance = latent.variance if latent.chosen is None else latent.variance.gather(-1, latent.chosen.index)
     return Scores(
         metrics.predictive_entropy(probs).flatten(),
         probs.max(-1).values.double().flatten(),
-        latent.variance.double().mean(-1).flatten(),
+        variance.double().mean(-1).flatten(),
         information.flatten(),
     )
 
@@ -122,12 +123,23 @@ def mutual_information(latent: Gaussian, samples: int = 512, seed: int = 0) -> T
 
     Two classes: by quadrature over the difference of the logits. More: over quasi-random draws of the logits, the same
     for every input and at every call; the error falls about as 1/samples.
+
+    Where only some classes are uncertain (`linearise(outputs=...)`), they share a fixed probability, and what is known
+    about a label beyond that is known among them: their own information, times that probability.
     """
-    mean, covariance = latent.mean.double(), last_dimension(latent).double()
-    if mean.dim() < 2 or mean.shape[-1] < 2:
-        raise InputError(f"the latent has shape {tuple(mean.shape)}; [batch, ..., classes] with two classes is needed")
+    if latent.mean.dim() < 2 or latent.mean.shape[-1] < 2:
+        shape = tuple(latent.mean.shape)
+        raise InputError(f"the latent has shape {shape}; [batch, ..., classes] with two classes is needed")
     if samples < 2:
         raise InputError(f"samples is {samples}; at least 2 are needed")
+    chosen = latent.chosen
+    if chosen is None:
+        return _information(latent.mean.double(), last_dimension(latent).double(), samples, seed)
+    share = latent.mean.double().softmax(-1).gather(-1, chosen.index).sum(-1)
+    return share * _information(chosen.mean.double(), chosen.covariance.double(), samples, seed)
+
+
+def _information(mean: Tensor, covariance: Tensor, samples: int, seed: int) -> Tensor:
     if mean.shape[-1] == 2:
         return _binary_information(mean, covariance)
     shape, classes = mean.shape[:-1], mean.shape[-1]

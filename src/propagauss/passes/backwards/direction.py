@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from propagauss.errors import UnsupportedOpError
 from propagauss.gaussian import Gaussian
+from propagauss.passes.backwards.choice import Choice
 from propagauss.passes.backwards.sweep import Sweep
 from propagauss.passes.check import OnTensors
 from propagauss.posteriors.base import Posterior
@@ -20,7 +21,7 @@ from propagauss.tracing.trace import Traced
 TOLERANCE = 1e-2  # of the largest standard deviation
 
 
-def check_one_direction(traced: Traced, posterior: Posterior) -> None:
+def check_one_direction(traced: Traced, posterior: Posterior, choice: Choice | None = None) -> None:
     """Raise if the sensitivities are not those of the model, on the example."""
     generator = torch.Generator().manual_seed(0)
     values = {n: traced.constants[p] for p, n in traced.parameters.items() if n in posterior.names}
@@ -28,13 +29,16 @@ def check_one_direction(traced: Traced, posterior: Posterior) -> None:
     probe = LowRankPosterior(
         {n: torch.zeros_like(v) for n, v in values.items()}, {n: d[None] for n, d in along.items()}
     )
-    net = Sweep(traced, probe.bind(values), False).run()
+    net = Sweep(traced, probe.bind(values), False, choice).run()
     with torch.no_grad():
         found = net.outputs(_leaves(traced))
     for given, moved in zip(found, _moved(traced, along), strict=True):
         if moved is None or not isinstance(given, Gaussian):
             continue
-        difference = (given.variance.sqrt() - moved.abs()).abs().max()
+        variance = given.variance
+        if given.chosen is not None:
+            variance, moved = given.chosen.covariance, moved.gather(-1, given.chosen.index)
+        difference = (variance.sqrt() - moved.abs()).abs().max()
         if difference > TOLERANCE * moved.abs().max():
             raise UnsupportedOpError(
                 "cannot linearise this model: torch.export fixes its batch size, and where its values have their "

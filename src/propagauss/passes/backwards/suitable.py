@@ -41,14 +41,16 @@ def check_keywords(traced: Traced, active: AbstractSet[fx.Node]) -> None:
             raise UnsupportedOpError(f"cannot linearise this model: {where} takes an uncertain value by keyword")
 
 
-def check_size(output: fx.Node, entries: int, widest: int) -> None:
-    """One sensitivity for every entry of the output: refuse what would take forever, before memory is gone."""
+def check_size(output: fx.Node, entries: int, widest: int, chosen: bool = False) -> None:
+    """One sensitivity for every entry (that was chosen): refuse what would take forever, before memory is gone."""
     if entries <= MOST_ENTRIES:
         return
     gigabytes = entries * (entries + widest) * output.meta["val"].dtype.itemsize / 2**30
+    count = f"outputs= chooses {entries:,} entries" if chosen else f"the output has {entries:,} entries"
+    fewer = "choose fewer" if chosen else "choose the largest ones with outputs=5 or some by index with outputs=[0, 4]"
     raise InputError(
-        f"the output has {entries:,} entries for each sample, and linearise sends the sensitivity of every one of "
+        f"{count} for each sample, and linearise sends the sensitivity of every one of "
         f"them through the model: some {2 * entries:,} forward passes and {gigabytes:,.0f} GiB for one sample. "
-        f"It takes at most {MOST_ENTRIES:,}: let the model return fewer (some classes, pixels or tokens), or use "
-        "propagauss.streamline, whose cost does not grow with the outputs."
+        f"It takes at most {MOST_ENTRIES:,}: {fewer}, let the model return fewer (some classes, pixels or tokens), or "
+        "use propagauss.streamline, whose cost does not grow with the outputs."
     )

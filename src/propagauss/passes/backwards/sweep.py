@@ -28,6 +28,7 @@ from propagauss.nodes import (
     op_name,
 )
 from propagauss.passes.backwards.arguments import has_complex, has_derivative, is_several, paths
+from propagauss.passes.backwards.choice import Choice, ChosenRows, Seeds
 from propagauss.passes.backwards.gates import move_gates
 from propagauss.passes.backwards.layers import at_positions, behind, layer, on_patches
 from propagauss.passes.backwards.results import of_input, seed, seed_unless_whole, weight_rows
@@ -49,8 +50,9 @@ _ROWS = {aten.linear.default, aten.addmm.default, aten.layer_norm.default, aten.
 class Sweep:
     """Builds the graph of one forward and, for every uncertain output, one backward walk."""
 
-    def __init__(self, traced: Traced, posterior: Posterior | None, full: bool):
-        self.traced, self.posterior, self.full = traced, posterior, full
+    def __init__(self, traced: Traced, posterior: Posterior | None, full: bool, choice: Choice | None = None):
+        self.traced, self.posterior, self.full, self.choice = traced, posterior, full, choice
+        self.chosen: Seeds | None = None  # where the walk from some outputs starts
         self.root, self.graph = nn.Module(), fx.Graph()
         self.env: dict[fx.Node, Any] = {}
         names = set() if posterior is None else set(posterior.names)
@@ -80,8 +82,11 @@ class Sweep:
         self.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
         body = fx.GraphModule(self.root, self.graph, class_name="LinearisedBody")
         body.delete_all_unused_submodules()
+        for i in self.walks:  # what parts of an output are taken from, also where the graph need not read it
+            setattr(body, f"whole_{i}", getattr(self.root, f"whole_{i}"))
         untouched = sum(n.op == "call_function" and n not in self.active for n in self.traced.graph.nodes)
-        plan = Plan(tuple(self.steps.values()), untouched, tuple(sorted(set(self.leaves.values()))), ())
+        notes = () if self.choice is None else (self.choice.note,)
+        plan = Plan(tuple(self.steps.values()), untouched, tuple(sorted(set(self.leaves.values()))), notes)
         return Linearised(body, plan, self.traced, self.walks, "full" if self.full else "diagonal").eval()
 
     # -- forwards: the model itself
@@ -117,10 +122,15 @@ class Sweep:
     def _result(self, i: int, output: Any) -> Any:
         if not isinstance(output, fx.Node) or not is_float(output):
             return self.env[output] if isinstance(output, fx.Node) else output
+        event = [hint(s) for s in output.meta["val"].shape[1:]]
+        if self.choice is not None:
+            self.chosen = Seeds(self.graph, self.root, self.choice, self.env[output], event, i)
+        index = () if self.chosen is None else (self.chosen.index,)
         if output not in self.active:
-            return self.env[output], None
-        check_size(output, self._size(output), max(self._size(n) for n in self.active if n in self.axes))
-        self.entries = self._size(output)
+            return self.env[output], None, *index
+        self.entries = math.prod(event) if self.chosen is None else self.chosen.rows
+        widest = max(self._size(n) for n in self.active if n in self.axes)
+        check_size(output, self.entries, widest, self.choice is not None)
         start = self._seed(i, output)
         self.values = self.kept = 0
         self.sensitivity, self.shared, self.jacobians, self.terms = {output: start}, {}, {}, []
@@ -128,17 +138,21 @@ class Sweep:
             g = self.sensitivity.pop(node, None)
             if g is not None:
                 self._arrive(node, g, g is start)
+                if g is start and self.chosen is not None and not start.users:
+                    # rows of a weight took the place of the seeds
+                    self.values = max(3 * self._size(a) for _, a in paths(node) if a in self.active) + self.kept
         for name, rows in self.shared.items():
             self._finish(name, rows)
         self._finish_together()
         total = self.terms[0]
         for term in self.terms[1:]:
             total = self._sum(total, term)
-        event = torch.Size(hint(s) for s in output.meta["val"].shape[1:])
-        self.walks[i] = Sensitivities(event.numel(), self.values, output.meta["val"].dtype)
-        return self.env[output], total
+        self.walks[i] = Sensitivities(self.entries, self.values, output.meta["val"].dtype)
+        return self.env[output], total, *index
 
     def _seed(self, i: int, output: fx.Node) -> fx.Node:
+        if self.chosen is not None:
+            return self.chosen.begin(self.seeds[i])
         event = [hint(s) for s in output.meta["val"].shape[1:]]
         eye = torch.eye(math.prod(event), dtype=output.meta["val"].dtype)
         self.root.register_buffer(f"whole_{i}", eye)
@@ -185,6 +199,9 @@ class Sweep:
         self.sensitivity[node] = g if old is None else self._sum(old, g)
 
     def _pulled(self, node: fx.Node, g: Any, path: tuple[int, ...], argument: fx.Node, is_identity: bool) -> fx.Node:
+        if is_identity and self.chosen is not None and node.target == aten.linear.default and path == (0,):
+            self._note(node, "adjoint")
+            return self.chosen.through(self.env[node.args[1]])  # type: ignore[index]
         if is_identity and node.target == aten.linear.default and path == (0,) and node.meta["val"].dim() == 2:
             self._note(node, "adjoint")
             seeds = self.seeds[self.traced.outputs.index(node)]
@@ -243,9 +260,12 @@ class Sweep:
         own = independent(self.posterior, self.leaves[found.stored], random_bias, found.transposed)
         if own is None:
             return set()
-        if found.has_one_vector(axis):
-            form: Any = layer_form(own, self.full)
-            inputs: tuple[Any, ...] = self._start(node) if is_identity else g, env[found.x]
+        if is_identity and self.chosen is not None and node.target == aten.linear.default and own.basis is None:
+            form: Any = ChosenRows(own, self.full)
+            inputs: tuple[Any, ...] = *self.chosen.rows_taken, env[found.x]
+        elif found.has_one_vector(axis):
+            form = layer_form(own, self.full)
+            inputs = self._start(node) if is_identity and self.chosen is None else g, env[found.x]
         else:
             sizes = Sizes(self.entries, found.positions(self.traced.batch), found.results, found.inputs)
             form = shared_form(own, self.full, sizes)

@@ -48,7 +48,8 @@ def addmm_per_sample(
     g = g.reshape(*g.shape[:2], -1, g.shape[-1])  # [K, B, T, out]
     if i == 0:
         return beta * g.sum(2) if b.dim() == 1 else unbroadcast(beta * g, 2, b.shape)
-    return alpha * (x.reshape(x.shape[0], -1, x.shape[-1]).mT @ g)
+    found = x.reshape(x.shape[0], -1, x.shape[-1]).mT @ g
+    return found if alpha == 1 else alpha * found
 
 
 @adjoint(aten.mm.default, aten.matmul.default, aten.bmm.default)
