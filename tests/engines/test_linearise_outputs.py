@@ -270,7 +270,7 @@ def test_only_the_last_token_is_computed() -> None:
     model, x = built("last token")
     net = pg.linearise(model, make_posterior(model, "diagonal"), x, outputs=2)
     (head,) = [s for s in net.plan if s.path == "head"]
-    assert head.shape == ("B", V) and head.rule == "rows"
+    assert head.shape == ("B", V) and head.rule == "layer"
     assert "seed" not in net.code
 
 
