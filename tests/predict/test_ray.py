@@ -87,11 +87,12 @@ def batch(actor: ray_engine.Actor, *indices: int) -> dict[str, Any]:
 def test_actor(actor: ray_engine.Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     store = actor.worker.store
     assert actor(batch(actor, 0, 1)) == {"rows": [200], "error": [""]}
-    assert [store.rows(i) for i in range(3)] == [100, 100, None]
-    written = store.part(1).stat().st_mtime_ns
-    store.part(0).unlink()
+    assert {i: rows for i, (_, rows) in store.finished().items()} == {0: 100, 1: 100}
+    (first, _), (second, _) = store.finished()[0], store.finished()[1]
+    written = second.stat().st_mtime_ns
+    first.unlink()
     assert actor(batch(actor, 0, 1)) == {"rows": [200], "error": [""]}
-    assert store.rows(0) == 100 and store.part(1).stat().st_mtime_ns == written  # what is finished is left
+    assert store.finished()[0][1] == 100 and second.stat().st_mtime_ns == written  # what is finished is left
     (found,) = actor(batch(actor, 2))["error"]
     error = ray_engine._error(json.loads(found))
     assert isinstance(error, InputError) and "row 250, column 'a' is nan" in str(error)

@@ -1,22 +1,19 @@
-"""An exported predictor read back: one array in, named arrays out. Files that `export` did not write are refused."""
+"""An exported predictor: arrays of rows in, named arrays of as many rows out."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import warnings
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from propagauss.errors import InputError
 
-Run = Callable[[np.ndarray], dict[str, np.ndarray]]
+Run = Callable[..., Mapping[str, Any]]
 Shape = tuple[int | None, ...]  # None where any size will do
 EARLIER = {  # files from before likelihoods said which columns belong to them
     "Classifier": '{"prediction": "argmax of probabilities", "entropy": "entropy of probabilities"}',
@@ -24,49 +21,74 @@ EARLIER = {  # files from before likelihoods said which columns belong to them
 }
 
 
+class Input(NamedTuple):
+    """What one input of the model takes."""
+
+    name: str
+    shape: Shape  # of one sample
+    dtype: np.dtype
+
+
 @dataclass(frozen=True)
 class Model:
-    """A predictor from a file; calling it maps `[n, *shape]` to arrays `[n, ...]`."""
+    """A predictor from a file; calling it with `[n, *shape]` for each input gives arrays `[n, ...]`."""
 
     name: str
     columns: dict[str, str]  # what is written beside its outputs, as the likelihood said when it was exported
-    shape: Shape  # of one sample
-    dtype: np.dtype
+    inputs: tuple[Input, ...]
     batch: int | None  # None: any
     run: Run
 
-    def __call__(self, x: np.ndarray) -> dict[str, np.ndarray]:
+    def __call__(self, *arrays: np.ndarray) -> dict[str, np.ndarray]:
+        rows = len(arrays[0])
         try:
             if self.batch is None:
-                return self.run(x)
-            found = [self._filled(x[i : i + self.batch], self.batch) for i in range(0, len(x), self.batch)]
+                return self._checked(self.run(*arrays), rows)
+            found = [self._filled(i, self.batch, arrays) for i in range(0, rows, self.batch)]
+        except InputError:
+            raise
         except Exception as error:  # each runtime has its own
+            shapes = " and ".join(describe(x.shape) for x in arrays)
             raise InputError(
-                f"{self.name} failed on an input of shape {describe(x.shape)} ({_reason(error)}): if memory was short, "
+                f"{self.name} failed on an input of shape {shapes} ({reason(error)}): if memory was short, "
                 "take a smaller batch"
             ) from error
         return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
 
-    def _filled(self, x: np.ndarray, batch: int) -> dict[str, np.ndarray]:
-        """With zeros below `x` up to the one batch size that the model takes."""
-        below = np.zeros((batch - len(x), *x.shape[1:]), x.dtype)
-        return {name: value[: len(x)] for name, value in self.run(np.concatenate([x, below])).items()}
+    def _filled(self, start: int, batch: int, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """With zeros below the rows up to the one batch size that the model takes."""
+        rows = min(batch, len(arrays[0]) - start)
+        filled = [np.zeros((batch, *x.shape[1:]), x.dtype) for x in arrays]
+        for full, x in zip(filled, arrays, strict=True):
+            full[:rows] = x[start : start + rows]
+        return {name: value[:rows] for name, value in self._checked(self.run(*filled), batch).items()}
+
+    def _checked(self, found: Mapping[str, Any], rows: int) -> dict[str, np.ndarray]:
+        for name, value in found.items():
+            if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+                what = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+                raise InputError(f"{self.name} returns {what} as '{name}': only tensors of numbers can be written")
+            if value.shape[:1] != (rows,):
+                raise InputError(
+                    f"{self.name} returns '{name}' of shape {describe(value.shape)} for {rows} rows: its first "
+                    "dimension must be the rows"
+                )
+        return dict(found)
 
 
-def load(path: Path, threads: int | None = None) -> Model:
-    """The predictor in an `.onnx` or `.pt2` file, to run on so many threads."""
-    readers = {".onnx": _onnx, ".pt2": _archive}
-    if path.suffix not in readers:
-        raise InputError(f"the model '{path.name}' must end in .onnx or .pt2, as Classifier.export wrote it")
-    if not path.is_file():
-        raise InputError(f"there is no model {path}")
-    return readers[path.suffix](path, threads)
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of the file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def assembled(path: Path, details: Mapping[str, str], inputs: Sequence[Input], run: Run) -> Model:
+    """A model of inputs whose first dimension still is the batch."""
+    columns = _columns(path, details)
+    if not inputs:
+        raise InputError(f"{path.name} takes no inputs: there is nothing to predict from")
+    scalars = [each.name for each in inputs if not each.shape]
+    if scalars:
+        raise InputError(f"{path.name} takes single numbers ({', '.join(scalars)}), not rows: export it with a batch")
+    sizes = {each.shape[0] for each in inputs if each.shape[0] is not None}
+    if len(sizes) > 1 or 0 in sizes:
+        raise InputError(f"{path.name} takes inputs of different batches ({', '.join(map(str, sorted(sizes)))})")
+    rows = tuple(Input(name, shape[1:], dtype) for name, shape, dtype in inputs)
+    return Model(path.name, columns, rows, sizes.pop() if sizes else None, run)
 
 
 def fit(shape: tuple[int, ...], wanted: Shape) -> tuple[int, ...] | None:
@@ -90,124 +112,25 @@ def describe(shape: Shape) -> str:
     return f"[{', '.join('any' if n is None else str(n) for n in shape)}]"
 
 
-def _model(path: Path, details: dict[str, str], inputs: list[tuple[str, Shape, np.dtype]], run: Run) -> Model:
-    columns = _columns(path, details)
-    if len(inputs) != 1:
-        names = ", ".join(name for name, _, _ in inputs)
-        raise InputError(f"{path.name} takes {len(inputs)} inputs ({names}); only models of one input can be streamed")
-    _, (batch, *shape), dtype = inputs[0]
-    return Model(path.name, columns, tuple(shape), dtype, batch, run)
-
-
-def _columns(path: Path, details: dict[str, str]) -> dict[str, str]:
+def _columns(path: Path, details: Mapping[str, str]) -> dict[str, str]:
     stored = details.get("columns", EARLIER.get(details.get("predictor", "")))
     if stored is None:
-        raise _foreign(path)
+        raise foreign(path)
     try:
         return {name: str(how) for name, how in json.loads(stored).items()}
-    except (AttributeError, ValueError) as error:
-        raise _unreadable(path, error) from error
+    except (AttributeError, ValueError, RecursionError) as error:
+        raise unreadable(path, error) from error
 
 
-def _onnx(path: Path, threads: int | None) -> Model:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise InputError("an .onnx model needs the package onnxruntime: pip install propagauss[export]") from error
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong comes as an exception
-    options.intra_op_num_threads = threads or 0
-    try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise _unreadable(path, error) from error
-    details = session.get_modelmeta().custom_metadata_map
-    if "propagauss" not in details:
-        raise _foreign(path)
-    inputs = [(i.name, tuple(n if isinstance(n, int) else None for n in i.shape), i.type) for i in session.get_inputs()]
-    names = [o.name for o in session.get_outputs()]
-    first = inputs[0][0]
-
-    def run(x: np.ndarray) -> dict[str, np.ndarray]:
-        found = session.run(None, {first: x})
-        return {name: np.asarray(value) for name, value in zip(names, found, strict=True)}
-
-    return _model(path, details, [(name, shape, _onnx_dtype(kind)) for name, shape, kind in inputs], run)
-
-
-def _onnx_dtype(kind: str) -> np.dtype:
-    name = kind.removeprefix("tensor(").removesuffix(")")
-    return np.dtype({"float": "float32", "double": "float64"}.get(name, name))
-
-
-def _archive(path: Path, threads: int | None) -> Model:
-    details = _archive_details(path)
-    import torch
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.load(path)
-            module = program.module()
-    except Exception as error:
-        raise _unreadable(path, error) from error
-    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
-    tensors = [values[str(name)] for name in program.graph_signature.user_inputs]
-    names = details["inputs"].split(", ")
-    inputs = [(name, _shape(t.shape), _dtype(path, t.dtype)) for name, t in zip(names, tensors, strict=True)]
-
-    def run(x: np.ndarray) -> dict[str, np.ndarray]:
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads or before)
-        try:
-            with torch.no_grad():
-                return {name: value.numpy() for name, value in module(torch.from_numpy(x)).items()}
-        finally:
-            torch.set_num_threads(before)
-
-    return _model(path, details, inputs, run)
-
-
-def _archive_details(path: Path) -> dict[str, str]:
-    """What `export` wrote beside the program; the checksums of everything in the archive are right."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-            if broken:
-                raise zipfile.BadZipFile(f"{broken} is damaged")
-            own = [name for name in archive.namelist() if name.endswith("/extra/propagauss.json")]
-            details = json.loads(archive.read(own[0])) if own else {}
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
-        raise _unreadable(path, error) from error
-    if "propagauss" not in details:
-        raise _foreign(path)
-    return details
-
-
-def _shape(sizes: Any) -> Shape:
-    return tuple(n if isinstance(n, int) else None for n in sizes)
-
-
-def _dtype(path: Path, dtype: Any) -> np.dtype:
-    import torch
-
-    try:
-        return torch.empty(0, dtype=dtype).numpy().dtype
-    except TypeError as error:
-        raise InputError(
-            f"{path.name} takes {dtype}, which NumPy does not have: export the model in float32"
-        ) from error
-
-
-def _unreadable(path: Path, error: Exception) -> InputError:
+def unreadable(path: Path, error: Exception) -> InputError:
     return InputError(
-        f"{path} cannot be read as a model, it may be damaged or cut short ({_reason(error)}): export or copy it again"
+        f"{path} cannot be read as a model, it may be damaged or cut short ({reason(error)}): export or copy it again"
     )
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def _foreign(path: Path) -> InputError:
+def foreign(path: Path) -> InputError:
     return InputError(f"{path} is not a predictor of propagauss: write one with Classifier.export or Regressor.export")
