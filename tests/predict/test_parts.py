@@ -99,8 +99,8 @@ def renumber(folder: Path) -> None:
     first, second, *_ = parts(folder)
     names = [path.name.split("-") for path in (first, second)]
     first.rename(folder / "x")
-    second.rename(folder / "-".join([names[0][0], names[0][1], names[1][2]]))
-    (folder / "x").rename(folder / "-".join([names[1][0], names[1][1], names[0][2]]))
+    second.rename(folder / "-".join([*names[0][:3], names[1][3]]))
+    (folder / "x").rename(folder / "-".join([*names[1][:3], names[0][3]]))
 
 
 def change(folder: Path) -> None:

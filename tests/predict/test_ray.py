@@ -97,10 +97,10 @@ def test_actor(actor: ray_engine.Actor, monkeypatch: pytest.MonkeyPatch) -> None
     error = ray_engine._error(json.loads(found))
     assert isinstance(error, InputError) and "row 250, column 'a' is nan" in str(error)
 
-    def fsync(handle: int) -> None:
+    def replace(*args: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
     (found,) = actor(batch(actor, 3))["error"]
     error = ray_engine._error(json.loads(found))
     assert isinstance(error, OSError) and error.errno == 28

@@ -146,7 +146,7 @@ def _finish(worker: Worker, identity: dict[str, Any], parts: list[Part], options
             raise InputError(f"the data at {options.data} was changed while it was read: use --restart")
         paths, rows = _counted(store, parts, options.on_nan)
         counter = assemble.Counter(worker.schema)
-        batches = counter.counted(store.batches(paths, worker.schema))
+        batches = counter.counted(store.batches(paths))
 
         def found() -> dict[str, Any]:
             columns = worker.task.selection.columns.inputs

@@ -53,7 +53,8 @@ def select(model: Model, paths: list[Path], names: Names | None, id: str | None)
     shapes = tuple(_shape(model, each, table, group) for each, group in zip(model.inputs, groups, strict=True))
     chosen = [name for group in groups for name in group]
     for other in paths:
-        _same(other, table, chosen, copied)
+        if other != path:
+            _same(other, table, chosen, copied)
     floats = all(each.dtype.kind == "f" for each in model.inputs)
     dtype = np.result_type(*(each.dtype for each in model.inputs)) if floats else np.dtype(np.float64)  # shows NaN
     widths = [_widths(group, table, shape) for group, shape in zip(groups, shapes, strict=True)]

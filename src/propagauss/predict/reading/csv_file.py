@@ -29,7 +29,8 @@ class CsvReader:
             file.seek(begin)
             head = file.read(HEAD)
             if len(head) == HEAD:
-                head = head[: max(_ends(head), default=0)]
+                ends, _ = _line_ends(np.frombuffer(head, np.uint8), 0)
+                head = head[: ends[-1] + 1 if len(ends) else 0]
                 if not head:
                     raise _too_long(path, 0)
             if not head.strip():
@@ -159,9 +160,7 @@ def _count(path: Path, begin: int, first: int, step: int) -> Counted:
     """Rows are lines that are not empty; row `k` begins where row `k - 1` ends."""
     rows, offsets, last, inside = 0, [begin], begin, 0
     for base, data in _blocks(path, begin):
-        lines, quotes = np.flatnonzero(data == NEWLINE), np.flatnonzero(data == QUOTE)
-        lines = lines[(inside + np.searchsorted(quotes, lines)) % 2 == 0]
-        inside = (inside + len(quotes)) % 2
+        lines, inside = _line_ends(data, inside)
         ends = lines + base + 1
         lengths = np.diff(ends, prepend=last)
         empty = (lengths == 1) | ((lengths == 2) & (data[lines - 1] == RETURN))
@@ -178,6 +177,14 @@ def _count(path: Path, begin: int, first: int, step: int) -> Counted:
     rows += size > last  # the last line, without a newline
     kept = offsets[: 1 + max(0, -(-(rows - first) // step))]  # a row after the last does not begin
     return Counted(rows, [*kept, size])
+
+
+def _line_ends(data: np.ndarray, inside: int) -> tuple[np.ndarray, int]:
+    """Newlines that are not quoted, and whether a quote is open after `data`, as one may be before."""
+    lines, quotes = np.flatnonzero(data == NEWLINE), np.flatnonzero(data == QUOTE)
+    if len(quotes) or inside:
+        lines = lines[(inside + np.searchsorted(quotes, lines)) % 2 == 0]
+    return lines, (inside + len(quotes)) % 2
 
 
 def _too_long(path: Path, row: int) -> InputError:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,9 +48,9 @@ class NpyReader:
         stop = segment.first + segment.rows
         if stop > header.shape[0] or math.prod(header.shape[1:]) != columns.width:
             raise InputError(f"{path} is of shape {list(header.shape)} now: it must not change while it is read")
-        with reading(path), path.open("rb") as file:
+        with reading(path), path.open("rb", buffering=0) as file:
             for start in range(segment.first, stop, batch):
-                found = _rows(file.fileno(), header, start, min(batch, stop - start))
+                found = _rows(file, header, start, min(batch, stop - start))
                 with np.errstate(over="ignore"):  # what becomes infinite is found with the other bad values
                     yield Piece(found.astype(columns.dtype, order="C", copy=False), None)
 
@@ -80,23 +80,24 @@ def _header(path: Path) -> Header:
     return Header(shape, fortran, dtype, begin)
 
 
-def _rows(handle: int, header: Header, start: int, rows: int) -> np.ndarray:
+def _rows(file: IO[bytes], header: Header, start: int, rows: int) -> np.ndarray:
     """`[rows, width]`, row by row."""
     width = math.prod(header.shape[1:])
     if not header.fortran:
-        return _numbers(handle, header, start * width, rows * width).reshape(rows, width)
+        return _numbers(file, header, start * width, rows * width).reshape(rows, width)
     columns = np.empty((width, rows), header.dtype)
     for i in range(width):
-        columns[i] = _numbers(handle, header, i * header.shape[0] + start, rows)
+        columns[i] = _numbers(file, header, i * header.shape[0] + start, rows)
     return columns.T.reshape((rows, *header.shape[1:]), order="F").reshape(rows, width)
 
 
-def _numbers(handle: int, header: Header, first: int, count: int) -> np.ndarray:
-    at, found = header.begin + first * header.dtype.itemsize, bytearray()
-    wanted = count * header.dtype.itemsize
-    while len(found) < wanted:
-        some = os.pread(handle, wanted - len(found), at + len(found))
-        if not some:
+def _numbers(file: IO[bytes], header: Header, first: int, count: int) -> np.ndarray:
+    found = np.empty(count, header.dtype)
+    left = memoryview(found).cast("B") if count else memoryview(b"")
+    file.seek(header.begin + first * header.dtype.itemsize)
+    while left:
+        done = file.readinto(left)  # type: ignore[attr-defined]
+        if not done:
             raise InputError("the data was cut short while it was read: run again when it is whole")
-        found += some
-    return np.frombuffer(found, header.dtype)
+        left = left[done:]
+    return found

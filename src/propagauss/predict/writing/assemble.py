@@ -15,7 +15,6 @@ from pyarrow import types
 from propagauss.errors import InputError
 
 GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 26
-WRITERS = {".parquet": pq.ParquetWriter, ".csv": arrow_csv.CSVWriter}
 
 
 def check(out: Path, ending: str, schema: pa.Schema) -> None:
@@ -36,7 +35,7 @@ def write(
 ) -> None:
     """All rows, never more than a group of them in memory; and what `entry` says then, where the file can hold it."""
     try:
-        with WRITERS[ending](file, schema) as writer:
+        with _writer(file, ending, schema) as writer:
             for table in _groups(batches):
                 writer.write_table(table)
                 del table  # before the next is made
@@ -45,6 +44,13 @@ def write(
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"a {ending} file cannot hold the columns of the output ({reason})") from error
+
+
+def _writer(file: Any, ending: str, schema: pa.Schema) -> Any:
+    if ending == ".csv":
+        return arrow_csv.CSVWriter(file, schema)
+    repeated = [field.name for field in schema if not types.is_floating(field.type) and not types.is_nested(field.type)]
+    return pq.ParquetWriter(file, schema, use_dictionary=repeated)  # hardly a prediction is there twice
 
 
 def _is_bytes(of: pa.DataType) -> bool:

@@ -50,9 +50,9 @@ def finite(found: Arrays, rows: int) -> np.ndarray:
 
 
 def _all_finite(value: np.ndarray) -> bool:
-    """A sum that is finite shows it, and is quicker to make."""
+    """A sum that is finite shows it, and is quicker to make; one that is not may only have overflowed."""
     with np.errstate(all="ignore"):
-        return bool(np.isfinite(value.sum(dtype=np.float64)))
+        return bool(np.isfinite(value.sum(dtype=np.float32 if value.itemsize < 4 else None)))
 
 
 def in_rows(found: Arrays, there: np.ndarray) -> dict[str, np.ndarray]:

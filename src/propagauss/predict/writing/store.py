@@ -1,7 +1,8 @@
 """Finished parts on disk: a folder beside the output, a manifest that says of what, and the output made of them.
 
-A file gets its name only when all of it is on the disk, so whatever has a name is whole, wherever a run was stopped.
-The name of a part holds a checksum of its bytes, and its bytes hold its number. Files that are not ours are left alone.
+A file gets its name only when all of it is written, so whatever has a name is whole, wherever a run was stopped. The
+name of a part holds a checksum of its bytes, rows and number: one that was damaged, by a power cut for instance, or is
+another one, is made again. Files that are not ours are left alone.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ from typing import IO, Any
 import pyarrow as pa
 
 from propagauss.errors import InputError
-from propagauss.predict.writing.whole import sync_folder, whole, written_whole
+from propagauss.predict.writing.whole import renamed, sync_folder, whole
 
 MANIFEST, WRITTEN, LOCK, OUTPUT = "manifest.json", "written.json", "lock", "output"
-PART = re.compile(r"[0-9a-f]{12}-([0-9]{7,})-([0-9a-f]{16})\.arrow")
+PART = re.compile(r"([0-9a-f]{12}-([0-9]{7,})-([0-9]+))-([0-9a-f]{16})\.arrow")
 OURS = re.compile(
     rf"{PART.pattern}|manifest\.json|written\.json|lock|output|[0-9a-f]{{12}}-[0-9]{{7,}}\.tried|\.[\w.-]+\.[0-9a-f]{{12}}\.tmp"
 )
 LEFTOVER = re.compile(r"[0-9a-f]{12}-[0-9]{7,}\.tried|\.[\w.-]+\.[0-9a-f]{12}\.tmp")
-BLOCK = 1 << 20
 
 
 class Store:
@@ -35,6 +35,7 @@ class Store:
 
     def __init__(self, folder: Path, key: str = ""):
         self.folder, self.key = folder, key
+        self._written: dict[Path, tuple[int, ...]] = {}  # files of this process, which it need not read again
 
     def parts(self) -> dict[int, list[Path]]:
         """Files that claim to be parts of this run, by their numbers."""
@@ -42,7 +43,7 @@ class Store:
         found: dict[int, list[Path]] = {}
         for path in sorted(self.folder.glob(f"{self.key}-*.arrow")):
             if (name := PART.fullmatch(path.name)) and _is_ours(path):
-                found.setdefault(int(name[1]), []).append(path)
+                found.setdefault(int(name[2]), []).append(path)
         return found
 
     def finished(self, indices: Iterable[int] | None = None) -> dict[int, tuple[Path, int]]:
@@ -51,47 +52,30 @@ class Store:
         found = {}
         for index in there if indices is None else indices:
             for path in there.get(index, []):
-                rows = self._rows(index, path)
-                if rows is not None:
-                    found[index] = (path, rows)
+                name = PART.fullmatch(path.name)
+                if name and (self._written.get(path) == _state(path) or _checksum(name[1], path) == name[4]):
+                    found[index] = (path, int(name[3]))
         return found
-
-    def _rows(self, index: int, path: Path) -> int | None:
-        """In a part; None if it is damaged, or another one."""
-        name = PART.fullmatch(path.name)
-        try:
-            if name is None or _checksum(path) != name[2]:
-                return None
-            with pa.OSFile(str(path)) as file:
-                found = pa.ipc.open_file(file)
-                if found.schema.metadata != self._mark(index):
-                    return None
-                return sum(found.get_batch(i).num_rows for i in range(found.num_record_batches))
-        except (OSError, pa.ArrowException):
-            return None
-
-    def _mark(self, index: int) -> dict[bytes, bytes]:
-        return {b"propagauss": f"{self.key}-{index}".encode()}
 
     def write(self, index: int, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         """A part, of rows as they come; how many there were."""
         rows = 0
-        marked = schema.with_metadata(self._mark(index))
-        with written_whole(self.folder, f"{self.key}-{index:07d}") as file:
-            with pa.ipc.new_file(file, marked) as sink:
+        with renamed(self.folder, f"{self.key}-{index:07d}") as file:
+            with pa.OSFile(str(file.path), "wb") as stream, pa.ipc.new_file(stream, schema) as sink:
                 for batch in batches:
-                    sink.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=marked))
+                    sink.write_batch(batch)
                     rows += batch.num_rows
-            file.name_in_the_end = f"{self.key}-{index:07d}-{file.checksum()}.arrow"
+            name = f"{self.key}-{index:07d}-{rows}"
+            file.name = f"{name}-{_checksum(name, file.path)}.arrow"
+        self._written[self.folder / file.name] = _state(self.folder / file.name)
         return rows
 
-    def batches(self, paths: Iterable[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:
         """What the parts hold, one after the other."""
         for path in paths:
-            with pa.OSFile(str(path)) as file:
+            with pa.OSFile(str(path)) as file:  # not mapped: a file that is cut short must not end the process
                 found = pa.ipc.open_file(file)
-                for i in range(found.num_record_batches):
-                    yield pa.RecordBatch.from_arrays(found.get_batch(i).columns, schema=schema)
+                yield from (found.get_batch(i) for i in range(found.num_record_batches))
 
     def tried(self, index: int) -> int:
         """How often this was asked in this run of the program, by workers that may have died since."""
@@ -175,9 +159,18 @@ def _is_ours(path: Path) -> bool:
     return stat.S_ISREG(path.lstat().st_mode)
 
 
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+def _state(path: Path) -> tuple[int, ...]:
+    """Another one when something else was written or moved there."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _checksum(name: str, path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(name.encode(), digest_size=8)).hexdigest()
+    except OSError:
+        return ""
 
 
 def _json(path: Path, parts: dict[str, type]) -> dict[str, Any] | None:
