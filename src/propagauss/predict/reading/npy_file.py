@@ -93,7 +93,7 @@ def _rows(file: IO[bytes], header: Header, start: int, rows: int) -> np.ndarray:
 
 def _numbers(file: IO[bytes], header: Header, first: int, count: int) -> np.ndarray:
     found = np.empty(count, header.dtype)
-    left = memoryview(found).cast("B") if count else memoryview(b"")
+    left = found.data.cast("B") if count else memoryview(b"")
     file.seek(header.begin + first * header.dtype.itemsize)
     while left:
         done = file.readinto(left)  # type: ignore[attr-defined]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv as arrow_csv
 from pyarrow import types
@@ -50,7 +49,8 @@ def _writer(file: Any, ending: str, schema: pa.Schema) -> Any:
     if ending == ".csv":
         return arrow_csv.CSVWriter(file, schema)
     repeated = [field.name for field in schema if not types.is_floating(field.type) and not types.is_nested(field.type)]
-    return pq.ParquetWriter(file, schema, use_dictionary=repeated)  # hardly a prediction is there twice
+    options: dict[str, Any] = {"use_dictionary": repeated}  # hardly a prediction is there twice
+    return pq.ParquetWriter(file, schema, **options)
 
 
 def _is_bytes(of: pa.DataType) -> bool:
@@ -68,8 +68,7 @@ class Counter:
         for batch in batches:
             self.rows += batch.num_rows
             if self._shown is not None:
-                missing = pc.is_null(batch.column(self._shown), nan_is_null=True)
-                self.without += pc.sum(missing).as_py() or 0
+                self.without += batch.column(self._shown).is_null(nan_is_null=True).true_count
             yield batch
 
 
