@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import sys
 import tracemalloc
 import zipfile
@@ -198,3 +199,17 @@ def test_weights_that_are_expanded(tmp_path: Path) -> None:
     path = pg.Classifier(pg.streamline(model, posterior, torch.zeros(2, 4))).export(tmp_path / "m.pt2")
     x = torch.randn(5, 4)
     torch.testing.assert_close(archive.load(path).program.module()(x)["mean"], model(x).detach())
+
+
+def test_nothing_else_in_the_library_unpickles() -> None:
+    """One call of torch.export.load, behind the checks, and no other way to objects of Python."""
+    source = Path(pg.__file__).parent
+    found = [
+        f"{path.relative_to(source)}: {line.strip()}"
+        for path in source.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.search(
+            r"torch\.load\(|export\.load\(|import pickle|pickle\.load|allow_pickle|np\.load\(|joblib|marshal", line
+        )
+    ]
+    assert [each.partition(":")[0] for each in found] == ["predictive/archive/files.py"], found

@@ -7,6 +7,7 @@ which counts only as long as the output is as it was.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 
 from propagauss.predict.writing.whole import whole
 
-NAME = "propagauss"
+NAME, NOTE = "propagauss", "note"
 PARTS = {"key": str, "on_nan": str, "summary": dict}
 SUMMARY = {"columns": list, "files": int, "rows": int, "skipped": int, "without": int}
 MOST = 1 << 22
@@ -29,8 +30,10 @@ def entry(key: str, on_nan: str, summary: Callable[[], dict[str, Any]]) -> Calla
 def write(out: Path, assembled: Path, said: dict[str, str]) -> None:
     """Beside a CSV file that is about to take its place."""
     if _ending(out) == ".csv":
-        with whole(_beside(out)) as file:
+        note = assembled.with_name(NOTE)  # among the parts, where it is tidied up if the run ends here
+        with whole(note) as file:
             file.write(json.dumps({"file": _state(assembled), NAME: said[NAME]}).encode())
+        os.replace(note, _beside(out))
 
 
 def read(out: Path) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from propagauss.predict.writing.whole import renamed, sync_folder, whole
 MANIFEST, WRITTEN, LOCK, OUTPUT = "manifest.json", "written.json", "lock", "output"
 PART = re.compile(r"([0-9a-f]{12}-([0-9]{7,})-([0-9]+))-([0-9a-f]{16})\.arrow")
 OURS = re.compile(
-    rf"{PART.pattern}|manifest\.json|written\.json|lock|output|[0-9a-f]{{12}}-[0-9]{{7,}}\.tried|\.[\w.-]+\.[0-9a-f]{{12}}\.tmp"
+    rf"{PART.pattern}|manifest\.json|written\.json|lock|output|note|[0-9a-f]{{12}}-[0-9]{{7,}}\.tried|\.[\w.-]+\.[0-9a-f]{{12}}\.tmp"
 )
 LEFTOVER = re.compile(r"[0-9a-f]{12}-[0-9]{7,}\.tried|\.[\w.-]+\.[0-9a-f]{12}\.tmp")
 
