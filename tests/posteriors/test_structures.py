@@ -453,6 +453,23 @@ CORRUPT: dict[str, Callable[[Path], Any]] = {
     "factors missing": lambda p: write(p, header(kind="kronecker"), w=torch.ones(2)),
     "covariance missing": lambda p: write(p, header(kind="full"), w=torch.ones(2)),
     "vectors missing": lambda p: write(p, header(kind="spectral"), w=torch.ones(2)),
+    "deep meta": lambda p: write(p, header(meta="[" * 100_000)),
+    "meta is a list": lambda p: write(p, header(meta="[]")),
+    "shapes as a list": lambda p: write(p, header(meta=json.dumps({"names": ["w"], "details": {}, "shapes": [2]}))),
+    "shape as text": lambda p: write(p, header(meta=json.dumps({"names": ["w"], "details": {}, "shapes": {"w": "2"}}))),
+    "details as a list": lambda p: write(p, header(meta=json.dumps({"names": ["w"], "details": [1], "shapes": {}}))),
+    "details as texts": lambda p: write(
+        p, header(meta=json.dumps({"names": ["w"], "details": {"a": "b"}, "shapes": {}}))
+    ),
+    "names as a number": lambda p: write(p, header(meta=json.dumps({"names": 3, "details": {}, "shapes": {}}))),
+    "names as lists": lambda p: write(p, header(meta=json.dumps({"names": [["w"]], "details": {}, "shapes": {}}))),
+    "float8": lambda p: write(p, header(), w=torch.ones(2).to(torch.float8_e4m3fn)),
+    "whole numbers": lambda p: write(p, header(), w=torch.ones(2, dtype=torch.int64)),
+    "complex": lambda p: write(p, header(), w=torch.ones(2, dtype=torch.complex64)),
+    "factors of other shapes": lambda p: write(
+        p, header(kind="kronecker"), **{f"{k}:w": torch.ones(n) for n, k in enumerate(("left", "right", "variance"))}
+    ),
+    "huge version": lambda p: write(p, header(version="9" * 5000)),
     "negative variance": lambda p: write(p, header(), w=-torch.ones(2)),
 }
 

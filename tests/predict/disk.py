@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 
 @contextmanager
 def full_disk(files: int) -> Iterator[None]:
     """After so many files."""
-    left, real = [files], os.fsync
+    left, real = [files], os.replace
 
-    def fsync(handle: int) -> None:
-        if stat.S_ISREG(os.fstat(handle).st_mode):
-            left[0] -= 1
-            if left[0] < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(handle)
+    def replace(*args: Any, **options: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(*args, **options)
 
-    with mock.patch.object(os, "fsync", fsync):
+    with mock.patch.object(os, "replace", replace):
         yield

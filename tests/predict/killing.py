@@ -1,4 +1,4 @@
-"""Runs that are killed at one of their steps on the disk: `python killing.py MODEL DATA FOLDER`, for test_resume.py.
+"""Runs killed at one of their steps on the disk: `python killing.py MODEL DATA FOLDER ENDING`, for test_resume.py.
 
 Prints, for every step, how the killed run ended, how the one after it did, and what it left beside the output.
 """
@@ -58,12 +58,12 @@ def killed_at(step: int) -> None:
         setattr(os, name, counted(getattr(os, name)))
 
 
-def main(model: str, data: str, folder: str) -> None:
+def main(model: str, data: str, folder: str, ending: str) -> None:
     pa.array(np.zeros(1))  # imports pandas, where it is installed
     step, first = 0, -signal.SIGKILL
     while first != 0:
         step += 1
-        out = Path(folder) / f"{step}.parquet"
+        out = Path(folder) / f"{step}.{ending}"
 
         first = forked(lambda step=step, out=out: (killed_at(step), predict(model, data, out, **OPTIONS)))
         whole = out.exists()

@@ -18,7 +18,8 @@ from torch import nn
 import propagauss as pg
 from propagauss.errors import InputError
 from propagauss.predict import predict
-from propagauss.predict.model import Model, fit, load
+from propagauss.predict.models.loading import load
+from propagauss.predict.models.model import Model, fit
 from propagauss.predict.reading import csv_file
 
 FEW = {"part_rows": 100, "batch": 40, "threads": 1, "progress": False}
@@ -105,15 +106,6 @@ def test_model_from_before_likelihoods_named_their_columns(exported: Any, data: 
     assert pq.read_table(tmp_path / "then.parquet").equals(pq.read_table(tmp_path / "now.parquet"))
 
 
-def test_model_of_two_inputs(data: Path, tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(4, 3)).eval()
-    posterior = pg.DiagonalPosterior({"0.weight": torch.full((3, 4), 0.1)})
-    example = pg.Gaussian(torch.zeros(2, 4), variance=torch.ones(2, 4))
-    path = pg.Classifier(pg.streamline(model, posterior, example)).export(tmp_path / "m.pt2")
-    with pytest.raises(InputError, match=r"takes 2 inputs \(x_mean, x_variance\)"):
-        predict(path, data, tmp_path / "out.parquet", **FEW)
-
-
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"columns": ["a", "b", "e", "f"]}, r"no column 'e', 'f' \(there are 'key', 'a', 'b', 'c', 'd'\)"),
     "misspelt": ({"columns": ["a", "b", "c", "D"]}, "no column 'D'"),
@@ -167,7 +159,7 @@ def test_data(exported: Any, data: Path, table: Any, tmp_path: Path) -> None:
     pq.write_table(table.drop(["c"]), folder / "other.parquet")
     refused(folder, "other.parquet has no column 'c'")
     (folder / "other.parquet").rename(folder / "other.csv")
-    refused(folder, "both .parquet and .csv")
+    refused(folder, r"of different kinds \(data.parquet, other.csv\)")
     np.save(tmp_path / "x.npy", np.zeros((5, 3)))
     refused(tmp_path / "x.npy", r"takes an input of shape \[4\], but x.npy has samples of shape \[3\]")
     refused(tmp_path / "x.npy", "without columns", columns=NAMES)
@@ -281,5 +273,6 @@ def test_load(exported: Any) -> None:
     for path in (exported["classifier"].onnx, exported["classifier"].pt2):
         model = load(path, threads=1)
         assert isinstance(model, Model)
-        assert (list(model.columns), model.shape) == (["prediction", "entropy"], (4,))
-        assert (model.dtype, model.batch) == (np.float32, None)
+        (taken,) = model.inputs
+        assert (list(model.columns), taken.shape) == (["prediction", "entropy"], (4,))
+        assert (taken.name, taken.dtype, model.batch) == ("x", np.float32, None)

@@ -180,7 +180,7 @@ def test_ids_of_a_category(exported: Any, table: Any, tmp_path: Path) -> None:
 def test_fixed_batch(batch: int, exported: Any, x: np.ndarray) -> None:
     from dataclasses import replace
 
-    from propagauss.predict.model import load
+    from propagauss.predict.models.loading import load
 
     model = load(exported["classifier"].onnx)
 

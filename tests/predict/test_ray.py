@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +73,53 @@ def test_worker_that_dies(exported: Any, table: Any, tmp_path: Path, monkeypatch
     assert not ray.is_initialized()
 
 
+@pytest.mark.slow
+def test_cluster_of_its_own(exported: Any, table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was started by another process, and found by its address on the command line."""
+    pq.write_table(table, tmp_path / "data.parquet")
+    model, data = exported["classifier"].onnx, tmp_path / "data.parquet"
+    predict(model, data, tmp_path / "expected.parquet", id="key", **FEW)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    with cluster(tmp_path) as address:
+        arguments = ["predict", str(model), str(data), "--id", "key", "--part-rows", "100", "--batch", "40"]
+        options = ["--engine", "ray", "--workers", "1", "--address", address, "--out", str(tmp_path / "out.parquet")]
+        script = f"import sys\nfrom propagauss import cli\nsys.exit(cli.main({arguments + options!r}))"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert pq.read_table(tmp_path / "out.parquet").equals(pq.read_table(tmp_path / "expected.parquet"))
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """The address of a head node with a process group of its own, ended with it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray = str(Path(sys.executable).with_name("ray"))
+    options = ["--num-cpus=1", "--include-dashboard=false", f"--object-store-memory={1 << 27}"]
+    with (folder / "ray.log").open("w") as log:
+        head = subprocess.Popen(
+            [ray, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", *options],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        for _ in range(240):
+            if head.poll() is not None or "Ray runtime started" in (folder / "ray.log").read_text():
+                break
+            time.sleep(0.5)
+        assert head.poll() is None, (folder / "ray.log").read_text()
+        yield f"127.0.0.1:{port}"
+    finally:
+        head.terminate()
+        try:
+            head.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(head.pid, signal.SIGKILL)
+
+
 @pytest.fixture
 def actor(exported: Any, table: Any, tmp_path: Path) -> ray_engine.Actor:
     """What runs in a worker, here."""
@@ -87,19 +140,20 @@ def batch(actor: ray_engine.Actor, *indices: int) -> dict[str, Any]:
 def test_actor(actor: ray_engine.Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     store = actor.worker.store
     assert actor(batch(actor, 0, 1)) == {"rows": [200], "error": [""]}
-    assert [store.rows(i) for i in range(3)] == [100, 100, None]
-    written = store.part(1).stat().st_mtime_ns
-    store.part(0).unlink()
+    assert {i: rows for i, (_, rows) in store.finished().items()} == {0: 100, 1: 100}
+    (first, _), (second, _) = store.finished()[0], store.finished()[1]
+    written = second.stat().st_mtime_ns
+    first.unlink()
     assert actor(batch(actor, 0, 1)) == {"rows": [200], "error": [""]}
-    assert store.rows(0) == 100 and store.part(1).stat().st_mtime_ns == written  # what is finished is left
+    assert store.finished()[0][1] == 100 and second.stat().st_mtime_ns == written  # what is finished is left
     (found,) = actor(batch(actor, 2))["error"]
     error = ray_engine._error(json.loads(found))
     assert isinstance(error, InputError) and "row 250, column 'a' is nan" in str(error)
 
-    def fsync(handle: int) -> None:
+    def replace(*args: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
     (found,) = actor(batch(actor, 3))["error"]
     error = ray_engine._error(json.loads(found))
     assert isinstance(error, OSError) and error.errno == 28

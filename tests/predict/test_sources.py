@@ -61,7 +61,7 @@ def test_csv_is_cut_between_rows(files, ends, blank, last, bom, part_rows, block
         patch.setattr(csv_file, "HEAD", max(block, 64))
         parts = divide(paths, part_rows)
     expected = [(float(n), t) for rows in files for n, t in rows]
-    columns = Columns(("n",), 1, "t, 1", FLOAT)
+    columns = Columns(("n",), (1,), "t, 1", FLOAT)
     assert [part.rows for part in parts[:-1]] == [part_rows] * (len(parts) - 1)
     assert rows_of(paths, parts, columns) == expected
     for part in parts:
@@ -76,7 +76,7 @@ def test_csv_with_a_quote_that_does_not_close(tmp_path: Path) -> None:
     path.write_text('n,t\n1,a\n2,5" b\n3,c\n4,6" d\n5,e\n')  # not quoted fields: Arrow takes them as they are
     parts = divide([path], 2)
     with pytest.raises(InputError, match="read as"):
-        rows_of([path], parts, Columns(("n",), 1, "t", FLOAT))
+        rows_of([path], parts, Columns(("n",), (1,), "t", FLOAT))
 
 
 def test_parquet_from_any_row(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_parquet_from_any_row(tmp_path: Path) -> None:
         table = pa.table({"n": np.arange(start, start + rows), "t": [str(n) for n in range(rows)]})
         pq.write_table(table, paths[-1], row_group_size=group)
     everything = [(float(100 * i + n), str(n)) for i, rows in enumerate((11, 0, 1, 20)) for n in range(rows)]
-    columns = Columns(("n",), 1, "t", FLOAT)
+    columns = Columns(("n",), (1,), "t", FLOAT)
     for part_rows in (1, 3, 5, 50):
         parts = divide(paths, part_rows)
         chosen = [part for part in parts if rng.random() < 0.6]

@@ -41,6 +41,6 @@ def read(path: str | os.PathLike[str], device: str | torch.device) -> tuple[dict
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
     except FileNotFoundError:
         raise PosteriorError(f"no such file: {os.fspath(path)}") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise PosteriorError(f"{os.fspath(path)} is not a readable safetensors file: {error}") from error
     return header, tensors

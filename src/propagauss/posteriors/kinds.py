@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from propagauss.errors import PosteriorError
 from propagauss.posteriors.base import Posterior
@@ -19,6 +21,7 @@ from propagauss.posteriors.spectral import SpectralPosterior
 KINDS: dict[str, type[Posterior]] = {
     c.kind: c for c in (DiagonalPosterior, KroneckerPosterior, FullPosterior, SpectralPosterior, LowRankPosterior)
 }
+TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def load_posterior(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Posterior:
@@ -29,10 +32,32 @@ def load_posterior(path: str | os.PathLike[str], device: str | torch.device = "c
     try:
         if int(header["version"]) > VERSION:
             raise PosteriorError(f"it was written by a newer propagauss (format {header['version']}): upgrade")
-        meta = json.loads(header["meta"])
+        meta = _meta(header["meta"])
+        _check_types(tensors)
         posterior = KINDS[header["kind"]]._from_state(tensors, meta)
         posterior.details = dict(meta["details"])
-        posterior.shapes = {k: torch.Size(v) for k, v in meta["shapes"].items()} or None
-    except (KeyError, TypeError, ValueError) as error:  # ours is a ValueError, too
+        posterior.shapes = {name: torch.Size(shape) for name, shape in meta["shapes"].items()} or None
+    except KeyError as error:
+        raise PosteriorError(f"{os.fspath(path)} does not hold a valid posterior: it lacks {error}") from error
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError) as error:  # ours, too
         raise PosteriorError(f"{os.fspath(path)} does not hold a valid posterior: {error}") from error
     return posterior
+
+
+def _meta(text: str) -> dict[str, Any]:
+    """What is not a tensor: `names` or the like of the structure, and what all have."""
+    meta = json.loads(text)
+    if not isinstance(meta, dict) or not isinstance(meta["details"], dict) or not isinstance(meta["shapes"], dict):
+        raise PosteriorError("its header does not hold details and shapes by name")
+    if not all(isinstance(value, int | float) for value in meta["details"].values()):
+        raise PosteriorError("its details are not numbers")
+    for name, shape in meta["shapes"].items():
+        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+            raise PosteriorError(f"the shape of '{name}' is {shape!r}")
+    return meta
+
+
+def _check_types(tensors: dict[str, Tensor]) -> None:
+    for name, value in tensors.items():
+        if value.dtype not in TYPES:
+            raise PosteriorError(f"'{name}' is of type {value.dtype}: save it in float32")

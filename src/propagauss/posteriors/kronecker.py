@@ -170,12 +170,17 @@ class KroneckerPosterior(Posterior):
 
     @classmethod
     def _from_state(cls, tensors: dict[str, Tensor], meta: dict[str, Any]) -> KroneckerPosterior:
-        return cls.from_eigen(
-            {
-                n: Eigenfactors(tensors[f"left:{n}"], tensors.get(f"right:{n}"), tensors[f"variance:{n}"])
-                for n in meta["names"]
-            }
-        )
+        factors = {
+            n: Eigenfactors(tensors[f"left:{n}"], tensors.get(f"right:{n}"), tensors[f"variance:{n}"])
+            for n in meta["names"]
+        }
+        for name, each in factors.items():
+            matrices = [each.left] if each.right is None else [each.left, each.right]
+            if [tuple(m.shape) for m in matrices] != [(n, n) for n in each.variance.shape]:
+                raise PosteriorError(f"the factors of '{name}' do not fit each other")
+            if not all(t.isfinite().all() for t in (*matrices, each.variance)) or (each.variance < 0).any():
+                raise PosteriorError(f"the factors of '{name}' are not finite, or a variance is negative")
+        return cls.from_eigen(factors)
 
 
 class KroneckerNoise(Noise):

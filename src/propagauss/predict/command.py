@@ -11,14 +11,22 @@ from propagauss.predict.options import ENGINES, ON_NAN
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help=".onnx or .pt2, as Classifier.export writes them")
-    parser.add_argument("data", type=Path, metavar="DATA", help=".parquet, .csv or .npy, or a folder of the first two")
+    parser.add_argument("data", type=Path, metavar="DATA", help=".parquet, .csv or .npy, or a folder of one kind")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=".parquet or .csv")
     parser.add_argument(
-        "--columns", type=_names, metavar="A,B,C", help="what makes the input (all columns of numbers, or one of lists)"
+        "--columns",
+        type=_names,
+        metavar="A,B,C",
+        help="what makes the input (all columns of numbers, or one of lists); X=A,B,Y=C for inputs X and Y",
     )
     parser.add_argument("--id", metavar="COLUMN", help="copied to the output (otherwise rows are counted)")
     parser.add_argument("--batch", type=_count, metavar="N", help="rows at a time (some megabytes)")
-    parser.add_argument("--on-nan", choices=ON_NAN, default="error", help="rows with NaN or infinite values (error)")
+    parser.add_argument(
+        "--on-nan",
+        choices=ON_NAN,
+        default="error",
+        help="rows with NaN or infinite values (error)",
+    )
     parser.add_argument("--engine", choices=ENGINES, default="local", help="where the work is done (local)")
     parser.add_argument("--workers", type=_count, metavar="N", help="processes of the engine ray (one for each core)")
     parser.add_argument("--threads", type=_count, metavar="N", help="of each process (ray: 1)")

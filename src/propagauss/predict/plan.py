@@ -39,9 +39,9 @@ def default_batch(row_bytes: int) -> int:
 
 
 def default_part_rows(paths: list[Path], row_bytes: int) -> int:
-    """Rows in a part: not so many that a stop loses much, nor so few that parts cannot be counted any more."""
+    """Rows in a part: not so many that a stop loses much, nor so few that parts cost more than they keep."""
     shared = math.ceil(sum(reader(path).estimate(path) for path in paths) / PARTS)
-    return max(FEW_ROWS, min(PART_BYTES // row_bytes, PART_ROWS, shared))
+    return max(FEW_ROWS, min(PART_BYTES // row_bytes, PART_ROWS, max(shared, BATCH_BYTES // row_bytes)))
 
 
 def divide(paths: list[Path], part_rows: int) -> list[Part]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from propagauss.errors import InputError
-from propagauss.predict.model import load
+from propagauss.predict.models.loading import load
 from propagauss.predict.plan import Part, consecutive
 from propagauss.predict.work import Task, Worker
 
@@ -68,7 +68,8 @@ class Actor:
     def _run(self, stored: str) -> tuple[int, str]:
         """Rows of the run, and what went wrong: as text, since a second try would not help."""
         parts = [Part.from_json(part) for part in json.loads(stored)]
-        due = [part for part in parts if self.worker.store.rows(part.index) is None]
+        finished = self.worker.store.finished([part.index for part in parts])
+        due = [part for part in parts if part.index not in finished]
         if due and self.worker.store.tried(parts[0].index) > TRIES:
             rows = f"rows {due[0].start} to {due[-1].start + due[-1].rows - 1}"
             return 0, json.dumps(["", f"{TRIES} workers died at {rows}{REMEDY}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,19 @@ import numpy as np
 import pyarrow as pa
 
 from propagauss.errors import InputError
-from propagauss.predict.model import Model
+from propagauss.predict.models.model import Input, Model
 from propagauss.predict.plan import Part, joined
 from propagauss.predict.reading.data import cut, reader
 from propagauss.predict.reading.rows import Piece
 from propagauss.predict.select import Selection
 from propagauss.predict.writing import outputs
 from propagauss.predict.writing.store import Store
+
+EXACT = 2.0**53  # whole numbers up to here are read exactly
+REMEDY = (
+    "correct the data, or leave such rows out with --on-nan skip, or give them NaN with --on-nan keep; finished parts "
+    "are kept"
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +47,8 @@ class Worker:
     def __init__(self, task: Task, model: Model):
         self.task, self.model = task, model
         self.store = Store(task.folder, task.key)
-        columns, shape, id_type = task.selection
-        example = model(np.zeros((1, *shape), model.dtype))
+        columns, shapes, id_type = task.selection
+        example = model(*(np.zeros((1, *s), i.dtype) for s, i in zip(shapes, model.inputs, strict=True)))
         self.empty = {name: value[:0] for name, value in example.items()}
         self.schema = outputs.schema(outputs.complete(example, model.columns), columns.id, id_type, task.lists)
 
@@ -73,12 +80,20 @@ class Worker:
             row += len(piece.values)
 
     def _batch(self, row: int, piece: Piece) -> pa.RecordBatch:
-        values = piece.values.reshape(len(piece.values), -1)
-        good: np.ndarray = np.isfinite(values).all(axis=1)  # type: ignore[assignment]
+        """Rows with a value that is not finite, in the data or in what the model makes of it, are treated alike."""
+        values = piece.values
+        good = outputs.finite({"": values}, len(values))
         if self.task.on_nan == "error" and not good.all():
-            raise self._bad(row, values, good)
+            raise self._bad_input(row, values, good)
+        found = self._predicted(values[good] if not good.all() else values, row)
+        fine = outputs.finite(found, int(good.sum()))
+        if not fine.all():
+            if self.task.on_nan == "error":
+                raise self._bad_output(row, values, found, fine)
+            found = {name: value[fine] for name, value in found.items()}
+            good[good] = fine
+        found = outputs.complete(found, self.model.columns)
         first = pa.array(np.arange(row, row + len(good))) if piece.ids is None else piece.ids
-        found = outputs.complete(self._predicted(values[good], row), self.model.columns)
         if self.task.on_nan == "keep" and not good.all():
             found = outputs.in_rows(found, good)
         elif not good.all():
@@ -88,29 +103,52 @@ class Worker:
     def _predicted(self, values: np.ndarray, row: int) -> dict[str, np.ndarray]:
         if not len(values):
             return self.empty
-        x = values.reshape(len(values), *self.task.selection.shape).astype(self.model.dtype, copy=False)
-        if self.model.dtype.kind != "f" and (x.reshape(values.shape) != values).any():
-            raise InputError(
-                f"from row {row}: {self.model.name} takes {self.model.dtype}, but some are not such numbers"
-            )
-        return self.model(x)
+        arrays, start = [], 0
+        for shape, wanted in zip(self.task.selection.shapes, self.model.inputs, strict=True):
+            stop = start + math.prod(shape)
+            arrays.append(self._typed(values[:, start:stop], wanted, row).reshape(len(values), *shape))
+            start = stop
+        return self.model(*arrays)
 
-    def _bad(self, row: int, values: np.ndarray, good: np.ndarray) -> InputError:
+    def _typed(self, values: np.ndarray, wanted: Input, row: int) -> np.ndarray:
+        if wanted.dtype.kind == "f":
+            return np.ascontiguousarray(values, wanted.dtype)
+        with np.errstate(invalid="ignore"):  # what is too large is found by comparing
+            x = np.ascontiguousarray(values, wanted.dtype)
+        if (x != values).any() or (np.abs(values) > EXACT).any():
+            raise InputError(
+                f"from row {row}: {self.model.name} takes {wanted.dtype} as '{wanted.name}', but some are not such "
+                "numbers"
+            )
+        return x
+
+    def _bad_input(self, row: int, values: np.ndarray, good: np.ndarray) -> InputError:
         i = int(np.argmin(good))
         j = int(np.argmin(np.isfinite(values[i])))
-        more = (
-            f" (and {int((~good).sum()) - 1} more in the {len(good)} rows from row {row})" if (~good).sum() > 1 else ""
-        )
-        return InputError(
-            f"row {row + i}, {self._place(j)} is {values[i, j]} in {values.dtype}{more}: correct the data, or leave "
-            "such rows out with --on-nan skip, or give them NaN with --on-nan keep; finished parts are kept"
-        )
+        what = f"{self._place(j)} is {values[i, j]} in {values.dtype}"
+        return InputError(f"row {row + i}, {what}{_more(good, row)}: {REMEDY}")
+
+    def _bad_output(self, row: int, values: np.ndarray, found: dict[str, np.ndarray], fine: np.ndarray) -> InputError:
+        i = int(np.argmin(fine))
+        name = next(name for name, value in found.items() if not outputs.finite({name: value[i : i + 1]}, 1).all())
+        j = int(np.argmax(np.abs(values[i])))
+        largest = f"{self._place(j)}, its largest value, is {values[i, j]:.3g}"
+        what = f"what the model returns as '{name}' is not finite ({largest}){_more(fine, row)}"
+        return InputError(f"row {row + i}: {what}: {REMEDY}")
 
     def _place(self, entry: int) -> str:
-        names = self.task.selection.columns.inputs
-        if len(names) > 1 or (names and self.task.selection.columns.width == 1):
-            return f"column '{names[entry]}'"
-        return f"column '{names[0]}', entry {entry}" if names else f"entry {entry}"
+        columns = self.task.selection.columns
+        if not columns.inputs:
+            return f"entry {entry}"
+        ends = np.cumsum(columns.widths)
+        i = int(np.searchsorted(ends, entry, "right"))
+        inside = f", entry {entry - (int(ends[i]) - columns.widths[i])}" if columns.widths[i] > 1 else ""
+        return f"column '{columns.inputs[i]}'{inside}"
+
+
+def _more(good: np.ndarray, row: int) -> str:
+    bad = int((~good).sum())
+    return f" (and {bad - 1} more in the {len(good)} rows from row {row})" if bad > 1 else ""
 
 
 def _cast(ids: pa.Array, wanted: pa.DataType | None, path: Path) -> pa.Array:

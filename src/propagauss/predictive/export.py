@@ -7,9 +7,6 @@ neither propagauss nor the model's own code to run.
 from __future__ import annotations
 
 import importlib
-import io
-import json
-import logging
 import os
 import tempfile
 import warnings
@@ -27,6 +24,8 @@ from propagauss.errors import InputError, PropagaussError
 from propagauss.gaussian import Gaussian
 from propagauss.network.streamlined import Slot, Streamlined
 from propagauss.nodes import hint, is_open
+from propagauss.predictive import archive
+from propagauss.predictive.archive.quiet import quiet
 from propagauss.version import __version__
 
 Outputs = Callable[[Gaussian], dict[str, Tensor]]
@@ -90,7 +89,7 @@ def _exported(module: Deployed, example: tuple[Tensor, ...], shapes: tuple[dict[
     """With open sizes if that can be, else with those of the example."""
     for dynamic in ((shapes,), None):
         try:
-            with torch.no_grad(), _quiet(), _ScalarOps(), _no_open_derivatives():
+            with torch.no_grad(), quiet(), _ScalarOps(), _no_open_derivatives():
                 copies = tuple(x.clone() for x in example)  # a failed try leaves marks on them
                 return torch.export.export(module, copies, dynamic_shapes=dynamic, strict=False)
         except PropagaussError:
@@ -138,11 +137,8 @@ def _example(slot: Slot) -> Tensor:
 
 
 def _write_archive(program: ExportedProgram, module: Deployed, path: Path, details: dict[str, str]) -> None:
-    details |= {"inputs": ", ".join(module.names)}
-    stored = io.BytesIO()
-    with _quiet():
-        torch.export.save(program, stored, extra_files={"propagauss.json": json.dumps(details)})
-    path.write_bytes(stored.getbuffer())
+    with quiet():
+        archive.write(program, path, details | {"inputs": ", ".join(module.names)})
 
 
 def _write_onnx(program: ExportedProgram, module: Deployed, path: Path, details: dict[str, str]) -> None:
@@ -153,7 +149,7 @@ def _write_onnx(program: ExportedProgram, module: Deployed, path: Path, details:
         raise InputError("ONNX needs the packages onnx and onnxscript: pip install propagauss[export]") from error
     names = list(program.call_spec.out_spec.unflatten(range(program.call_spec.out_spec.num_leaves)))  # type: ignore[union-attr]
     try:
-        with _quiet(), _no_open_derivatives():
+        with quiet(), _no_open_derivatives():
             written = torch.onnx.export(
                 program, input_names=module.names, output_names=names, dynamo=True, verbose=False
             )
@@ -207,16 +203,3 @@ def _no_open_derivatives() -> Iterator[None]:
             level = 0
         torch._C._exit_dual_level(level=level)
         raise
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporters' remarks on their own workings."""
-    level = logging.getLogger("torch").level
-    logging.getLogger("torch").setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.getLogger("torch").setLevel(level)

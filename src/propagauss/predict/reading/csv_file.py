@@ -13,10 +13,10 @@ from pyarrow import csv as arrow_csv
 from pyarrow import types
 
 from propagauss.errors import InputError
-from propagauss.predict.reading.rows import Columns, Counted, Piece, Segment, reading
+from propagauss.predict.reading.rows import Columns, Counted, Piece, Segment, named_once, reading
 
 BLOCK = 1 << 20
-HEAD = 1 << 22  # a header and a row have to fit in it
+HEAD = 1 << 22  # a header and every row have to fit in it
 NEWLINE, RETURN, QUOTE = b'\n\r"'
 
 
@@ -29,11 +29,14 @@ class CsvReader:
             file.seek(begin)
             head = file.read(HEAD)
             if len(head) == HEAD:
-                head = head[: max(_ends(head), default=0)]
+                ends, _ = _line_ends(np.frombuffer(head, np.uint8), 0)
+                head = head[: ends[-1] + 1 if len(ends) else 0]
+                if not head:
+                    raise _too_long(path, 0)
             if not head.strip():
-                return dict.fromkeys(names, "number")
+                return named_once(names, dict.fromkeys(names, "number"))
             found = _rows(pa.BufferReader(head), names, HEAD, arrow_csv.ConvertOptions()).schema
-        return {field.name: _kind(field.type) for field in found}
+        return named_once(names, {field.name: _kind(field.type) for field in found})
 
     def shape(self, path: Path, column: str | None) -> tuple[int, ...]:
         raise InputError(f"{path.name}: a CSV file has no columns of lists")
@@ -55,10 +58,9 @@ class CsvReader:
         names, _ = _header(path)
         wanted = {name: pa.float64() for name in columns.inputs} | ({columns.id: pa.string()} if columns.id else {})
         convert = arrow_csv.ConvertOptions(include_columns=list(wanted), column_types=wanted)
-        block = max(BLOCK, 8 * (segment.end - segment.begin) // segment.rows)
         try:
             with pa.OSFile(str(path)) as file:
-                found = _rows(file.get_stream(segment.begin, segment.end - segment.begin), names, block, convert)
+                found = _rows(file.get_stream(segment.begin, segment.end - segment.begin), names, HEAD, convert)
                 yield from _exactly(segment.rows, (_piece(each, columns) for each in found))
         except pa.ArrowInvalid as error:
             raise InputError(f"{path}: {_located(str(error), names, segment.first)}") from error
@@ -100,8 +102,15 @@ def _header(path: Path) -> tuple[list[str], int]:
                 if "\r" in line:
                     raise InputError(f"{path}: lines end in \\r alone; convert them to \\n first")
                 if line:
-                    return next(csv.reader([line])), end
+                    return _names(path, line), end
     raise InputError(f"{path} has no header: the first line of a CSV file must name its columns")
+
+
+def _names(path: Path, line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]))
+    except csv.Error as error:
+        raise InputError(f"{path}: the header cannot be read ({error})") from error
 
 
 def _ends(block: bytes) -> Iterator[int]:
@@ -151,13 +160,13 @@ def _count(path: Path, begin: int, first: int, step: int) -> Counted:
     """Rows are lines that are not empty; row `k` begins where row `k - 1` ends."""
     rows, offsets, last, inside = 0, [begin], begin, 0
     for base, data in _blocks(path, begin):
-        lines, quotes = np.flatnonzero(data == NEWLINE), np.flatnonzero(data == QUOTE)
-        lines = lines[(inside + np.searchsorted(quotes, lines)) % 2 == 0]
-        inside = (inside + len(quotes)) % 2
+        lines, inside = _line_ends(data, inside)
         ends = lines + base + 1
         lengths = np.diff(ends, prepend=last)
         empty = (lengths == 1) | ((lengths == 2) & (data[lines - 1] == RETURN))
         last = int(ends[-1]) if len(ends) else last
+        if max(lengths.max(initial=0), base + len(data) - last) > HEAD:
+            raise _too_long(path, rows)
         ends = ends[~empty]
         due = np.arange(first + (len(offsets) - 1) * step, rows + len(ends) + 1, step)
         offsets += ends[due - 1 - rows].tolist()
@@ -168,6 +177,19 @@ def _count(path: Path, begin: int, first: int, step: int) -> Counted:
     rows += size > last  # the last line, without a newline
     kept = offsets[: 1 + max(0, -(-(rows - first) // step))]  # a row after the last does not begin
     return Counted(rows, [*kept, size])
+
+
+def _line_ends(data: np.ndarray, inside: int) -> tuple[np.ndarray, int]:
+    """Newlines that are not quoted, and whether a quote is open after `data`, as one may be before."""
+    lines, quotes = np.flatnonzero(data == NEWLINE), np.flatnonzero(data == QUOTE)
+    if len(quotes) or inside:
+        lines = lines[(inside + np.searchsorted(quotes, lines)) % 2 == 0]
+    return lines, (inside + len(quotes)) % 2
+
+
+def _too_long(path: Path, row: int) -> InputError:
+    remedy = "shorten it, or look for a quote without its pair"
+    return InputError(f"{path}: row {row} or one after it is longer than {HEAD:,} bytes: {remedy}")
 
 
 def _blocks(path: Path, begin: int) -> Iterator[tuple[int, np.ndarray]]:

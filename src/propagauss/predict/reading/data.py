@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,30 +16,73 @@ from propagauss.predict.reading.npy_file import NpyReader
 from propagauss.predict.reading.parquet_file import ParquetReader
 from propagauss.predict.reading.rows import Piece, Reader
 
-READERS: dict[str, type[Reader]] = {".parquet": ParquetReader, ".csv": CsvReader, ".npy": NpyReader}
+READERS: dict[str, type[Reader]] = {
+    ".parquet": ParquetReader,
+    ".pq": ParquetReader,
+    ".parq": ParquetReader,
+    ".csv": CsvReader,
+    ".npy": NpyReader,
+}
 ENDINGS = tuple(READERS)
+SHOWN = 5
 
 
 def reader(path: Path) -> Reader:
     """The one for the ending of this file."""
-    return READERS[path.suffix]()
+    return READERS[path.suffix.lower()]()
 
 
 def files(data: Path) -> list[Path]:
-    """The file, or the Parquet or CSV files of the folder and those below it, by name; hidden ones are left out."""
-    if data.is_file():
-        if data.suffix not in ENDINGS:
-            raise InputError(f"the data '{data.name}' must end in {', '.join(ENDINGS)} or be a folder of such files")
-        return [data]
-    if not data.is_dir():
-        raise InputError(f"there is no data at {data}")
-    inside = [path for path in data.rglob("*") if path.is_file() and path.suffix in ENDINGS[:2]]
-    found = sorted(path for path in inside if not any(p[0] in "._" for p in path.relative_to(data).parts))
+    """The file, or all files of the folder and those below it, by name; only hidden ones are left out."""
+    if data.is_dir():
+        return _in_folder(data)
+    if not data.is_file():
+        raise InputError(f"{data} is neither a file nor a folder" if data.exists() else f"there is no data at {data}")
+    if data.suffix.lower() not in READERS:
+        raise InputError(f"the data '{data.name}' must end in {', '.join(ENDINGS)} or be a folder of such files")
+    return [data]
+
+
+def _in_folder(data: Path) -> list[Path]:
+    found = sorted(_walk(data))
+    strange = [str(p.relative_to(data)) for p in found if p.suffix.lower() not in READERS or not p.is_file()]
+    if strange:
+        more = f" and {len(strange) - SHOWN} more" if len(strange) > SHOWN else ""
+        raise InputError(
+            f"the folder {data} holds {', '.join(strange[:SHOWN])}{more}, which cannot be read (only "
+            f"{', '.join(ENDINGS)}): convert or decompress them, or move them away (names that begin with . or _ are "
+            "left out)"
+        )
     if not found:
-        raise InputError(f"the folder {data} holds no .parquet and no .csv files")
-    if len({path.suffix for path in found}) > 1:
-        raise InputError(f"the folder {data} holds both .parquet and .csv files: keep one kind in a folder")
+        raise InputError(f"the folder {data} holds no files that end in {', '.join(ENDINGS)}")
+    by_kind = {type(reader(path)): path for path in reversed(found)}
+    if len(by_kind) > 1:
+        one, other, *_ = sorted(path.name for path in by_kind.values())
+        raise InputError(f"the folder {data} holds files of different kinds ({one}, {other}): keep one in a folder")
     return found
+
+
+def _walk(data: Path) -> Iterator[Path]:
+    """Files that are not hidden. Links to folders are followed, and each folder is entered once."""
+    seen = {_place(data)}
+    for folder, below, names in os.walk(data, followlinks=True, onerror=_unreadable):
+        for name in sorted(below):
+            place = _place(Path(folder, name))
+            if name[0] in "._" or place in seen:
+                below.remove(name)
+            else:
+                seen.add(place)
+        yield from (Path(folder, name) for name in names if name[0] not in "._")
+
+
+def _place(folder: Path) -> tuple[int, int]:
+    """The same for all names of a folder."""
+    found = folder.stat()
+    return found.st_dev, found.st_ino
+
+
+def _unreadable(error: OSError) -> None:
+    raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def fingerprint(data: Path, paths: list[Path]) -> list[list[Any]]:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from propagauss.errors import InputError
-from propagauss.predict.reading.rows import Columns, Counted, Piece, Segment, reading
+from propagauss.predict.reading.rows import Columns, Counted, Piece, Segment, named_once, reading
 
 BUFFER = 1 << 20  # pages are read through it: a column of a row group need not fit in memory
 
@@ -20,7 +20,10 @@ BUFFER = 1 << 20  # pages are read through it: a column of a row group need not 
 class ParquetReader:
     def kinds(self, path: Path) -> dict[str, str]:
         with reading(path), _open(path) as file:
-            return {field.name: _kind(field.type) for field in file.schema_arrow}
+            schema = file.schema_arrow
+            if not schema.names:
+                raise InputError(f"{path} has no columns")
+            return named_once(schema.names, {field.name: _kind(field.type) for field in schema})
 
     def shape(self, path: Path, column: str | None) -> tuple[int, ...]:
         with reading(path), _open(path) as file:
@@ -103,16 +106,19 @@ def _piece(found: pa.RecordBatch, columns: Columns, where: str) -> Piece:
     ids = found.column(columns.id) if columns.id else None
     if ids is not None and pa.types.is_dictionary(ids.type):
         ids = ids.dictionary_decode()
-    try:
-        each = [flat(found.column(name), columns.dtype) for name in columns.inputs]
-    except ValueError as error:
-        raise InputError(f"{where} and after: {error} in column '{columns.inputs[0]}'") from error
-    values = each[0] if len(each) == 1 else np.concatenate(each, axis=1)
-    if values.shape[1] == 0 and columns.width:  # lists that are all null
-        values = np.full((len(found), columns.width), np.nan, columns.dtype)
-    if values.shape[1] != columns.width:
-        entries = f"lists of {values.shape[1]} entries, not of {columns.width}"
-        raise InputError(f"{where} and after: {entries} in column '{columns.inputs[0]}'")
+    values = np.empty((len(found), columns.width), columns.dtype)
+    start = 0
+    for name, width in zip(columns.inputs, columns.widths, strict=True):
+        try:
+            each = flat(found.column(name), columns.dtype)
+        except ValueError as error:
+            raise InputError(f"{where} and after: {error} in column '{name}'") from error
+        empty = each.shape[1] == 0 and found.column(name).null_count == len(found)  # all lists are null
+        if each.shape[1] != width and not empty:
+            entries = f"lists of {each.shape[1]} entries, not of {width}"
+            raise InputError(f"{where} and after: {entries} in column '{name}'")
+        values[:, start : start + width] = np.nan if empty else each
+        start += width
     return Piece(values, ids)
 
 

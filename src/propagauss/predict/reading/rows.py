@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +12,27 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from propagauss.errors import InputError
+from propagauss.errors import InputError, PropagaussError
 
 
 class Columns(NamedTuple):
-    """What to read: the columns that make the input, the one to copy, and the type the numbers are to have."""
+    """What to read: the columns that make the inputs, the one to copy, and the type the numbers are to have."""
 
-    inputs: tuple[str, ...]  # one list column, or numbers; empty for an array
-    width: int  # numbers in a row
+    inputs: tuple[str, ...]  # of lists or of numbers; empty for an array
+    widths: tuple[int, ...]  # numbers of a row in each; of an array, all
     id: str | None
     dtype: np.dtype
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row."""
+        return sum(self.widths)
 
 
 class Piece(NamedTuple):
     """Consecutive rows."""
 
-    values: np.ndarray  # [rows, ...]
+    values: np.ndarray  # [rows, width]
     ids: pa.Array | None
 
 
@@ -52,7 +58,7 @@ class Reader(Protocol):
     """What can be done with one kind of file."""
 
     def kinds(self, path: Path) -> dict[str, str]:
-        """Each column: "number", "list" (of numbers) or "other"."""
+        """Each column: "number", "list" (of numbers), "twice" (two have this name) or "other"."""
         ...
 
     def shape(self, path: Path, column: str | None) -> tuple[int, ...]:
@@ -70,11 +76,18 @@ class Reader(Protocol):
     def id_type(self, path: Path, column: str) -> pa.DataType: ...
 
 
+def named_once(names: Sequence[str], kinds: dict[str, str]) -> dict[str, str]:
+    """The kinds of columns, where a name that two of them have stands for neither."""
+    return kinds | {name: "twice" for name, times in Counter(names).items() if times > 1}
+
+
 @contextmanager
 def reading(path: Path, where: str = "") -> Iterator[None]:
     """Errors of the libraries that read files, as ours."""
     try:
         yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError, EOFError) as error:
-        reason = str(error).strip().splitlines()[0][:300]
+    except PropagaussError:
+        raise
+    except Exception as error:  # damaged files bring many kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise InputError(f"{path} cannot be read{where}: {reason}") from error

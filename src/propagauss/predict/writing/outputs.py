@@ -40,6 +40,21 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 DERIVED = {"argmax": _argmax, "entropy": _entropy}
 
 
+def finite(found: Arrays, rows: int) -> np.ndarray:
+    """Which rows hold numbers only, `[rows]`."""
+    good = np.ones(rows, bool)
+    for value in found.values():
+        if value.dtype.kind == "f" and not _all_finite(value):
+            good &= np.isfinite(value).reshape(rows, -1).all(axis=1)
+    return good
+
+
+def _all_finite(value: np.ndarray) -> bool:
+    """A sum that is finite shows it, and is quicker to make; one that is not may only have overflowed."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(value.sum(dtype=np.float32 if value.itemsize < 4 else None)))
+
+
 def in_rows(found: Arrays, there: np.ndarray) -> dict[str, np.ndarray]:
     """In the rows that are `there`; the others are NaN, or masked where there is no NaN."""
     return {name: _in_rows(value, there) for name, value in found.items()}

@@ -1,0 +1,1 @@
+"""Exported predictors read back from their files."""
