@@ -30,6 +30,10 @@ EXACT, EXACT_KRONECKER = {1: 4.0, 64: 4.0, 1024: 5.0}, 12.0  # of the linearised
 # and how many times faster it is to be than others.
 SUQ, GLM = "suq", "laplace-torch GLM"
 FASTER = {SUQ: {1: 4.0, 64: 2.0, 1024: 1.4}, GLM: {1: 20.0, 64: 500.0}}
+LINEARISED = 'linearised, covariance="full"'
+EXACT_FASTER = {1: 20.0, 64: 800.0}  # than laplace-torch's GLM, which is the same number
+ONE_OUTPUT = (*SIZES[:-1], 1)
+EXACT_ONE_OUTPUT = {64: 3.3}
 
 Sizes = tuple[int, ...]
 Structure = Literal["diagonal", "kronecker", "full"]
@@ -167,7 +171,7 @@ def common(sizes: Sizes, structure: Structure, peer: Peer, batch: int) -> list[M
 def cases(batches: Iterable[int] | None = None) -> list[Case]:
     sizes = tuple(batches or BATCHES)
     small = [b for b in sizes if b <= JACOBIANS_UP_TO]
-    return [*map(diagonal, sizes), *map(kronecker, small), *map(full, small)]
+    return [*map(diagonal, sizes), *map(regression, sizes), *map(kronecker, small), *map(full, small)]
 
 
 def diagonal(batch: int) -> Case:
@@ -187,12 +191,33 @@ def diagonal(batch: int) -> Case:
         ),
         Method("streamlined, torch.compile", partial(compiled, SIZES), same=True, heavy=True),
         Method("same formulas by hand", partial(by_hand, SIZES), same=True),
-        Method('linearised, covariance="full"', lambda: linearised(SIZES, "diagonal", "full"), limit=EXACT.get(batch)),
+        Method(LINEARISED, lambda: linearised(SIZES, "diagonal", "full"), limit=EXACT.get(batch)),
         Method('linearised, covariance="diagonal"', lambda: linearised(SIZES, "diagonal", "diagonal")),
         Method(SUQ, partial(suq_diagonal, SIZES), same=True, needs_grad=True),
         *common(SIZES, "diagonal", "diag", batch),
     ]
-    return _case("diagonal", SIZES, batch, methods, _than_others("streamlined", methods, batch))
+    exact_one = Faster(LINEARISED, GLM, EXACT_FASTER.get(batch))
+    return _case("diagonal", SIZES, batch, methods, [*_than_others("streamlined", methods, batch), exact_one])
+
+
+def regression(batch: int) -> Case:
+    """One output: the plain forward is as long, and the exact covariance a single number."""
+    methods = [
+        Method("streamlined", lambda: pg.streamline(*_one_output())),
+        Method("linearised", lambda: pg.linearise(*_one_output()), limit=EXACT_ONE_OUTPUT.get(batch)),
+    ]
+    title = f"{'-'.join(map(str, ONE_OUTPUT))} ReLU MLP (regression), diagonal posterior, batch {batch}"
+    own = partial(inputs, SIZES, batch), lambda: _one_output()[0]
+    return Case(f"mlp/regression/{batch}", title, *own, methods)
+
+
+@cache
+def _one_output() -> tuple[nn.Module, pg.Posterior, Tensor]:
+    """The same network with one output, and variances that no timing depends on."""
+    head = nn.Linear(ONE_OUTPUT[-2], 1)
+    model = nn.Sequential(*list(trained(SIZES))[:-1], head).eval()
+    posterior = pg.DiagonalPosterior({n: torch.full_like(p, 1e-4) for n, p in model.named_parameters()})
+    return model, posterior, data(SIZES)[0][:2]
 
 
 def kronecker(batch: int) -> Case:
@@ -204,7 +229,7 @@ def kronecker(batch: int) -> Case:
             limit=KRONECKER_FULL_LIMITS.get(batch),
         ),
         Method('streamlined, covariance="diagonal"', lambda: streamlined(SIZES, "kronecker", "diagonal")),
-        Method('linearised, covariance="full"', lambda: linearised(SIZES, "kronecker", "full"), limit=EXACT_KRONECKER),
+        Method(LINEARISED, lambda: linearised(SIZES, "kronecker", "full"), limit=EXACT_KRONECKER),
         Method(
             "paper's formulas, literally", partial(by_hand_kronecker, SIZES), note="written here, part of no library"
         ),

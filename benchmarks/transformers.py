@@ -101,13 +101,17 @@ def cases(batches: Iterable[int] | None = None) -> list[Case]:
         ours(values, VIT_VALUES, 1.2),
         ours("the same, with covariance of values", VIT_VALUES, 1.6, "covariance"),
         *_others(values),
+        _exact("vit", "head", VIT_HEAD, 1.05),
+        _exact("vit", values, VIT_VALUES, 2.5),
         ours("MLPs of the last two blocks", VIT_MLPS, 1.3),
+        _exact("vit", "MLPs of the last two blocks", VIT_MLPS, None),
         Method(ALL, partial(exact, "vit")),
         _low_rank("vit", LOW_RANK_LIMIT),
     ]
     by_gpt = [
         _ours("gpt", "head", ["score*"], None),
         _ours("gpt", "MLPs of the last four blocks", GPT_MLPS, 1.6),
+        _exact("gpt", "MLPs of the last four blocks", GPT_MLPS, 2.5),
         Method(ALL, partial(exact, "gpt")),
         _low_rank("gpt", None),
     ]
@@ -128,6 +132,12 @@ def _ours(
     attention: Literal["variance", "covariance"] = "variance",
 ) -> Method:
     return Method(title, partial(streamlined, name, patterns, attention), limit=limit)
+
+
+def _exact(name: Name, title: str, patterns: list[str], limit: float | None) -> Method:
+    """The exact engine, with the whole covariance of the outputs."""
+    make = lambda: pg.linearise(model(name), posterior(name, patterns), INPUTS[name]())  # noqa: E731
+    return Method(f"{title}: linearised", make, limit=limit)
 
 
 def _low_rank(name: Name, limit: float | None) -> Method:
