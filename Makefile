@@ -4,7 +4,9 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PINNED := -c constraints.txt
+# pip compiles nothing: Python does it for what is imported, a small part of what is installed.
+INSTALL := $(PIP) install -q --no-compile -c constraints.txt
+DEV := $(VENV)/.dev $(VENV)/.timm
 
 .PHONY: help demo reproduce test coverage referee families lint format docs bench setup clean distclean
 
@@ -26,58 +28,65 @@ demo: $(VENV)/.demo
 	$(BIN)/propagauss demo
 
 # Only a NAME given to make counts: some systems have a variable of that name.
-reproduce: $(VENV)/.dev
+reproduce: $(DEV)
 	$(BIN)/python -m experiments $(if $(filter command line,$(origin NAME)),$(NAME)) $(ARGS)
 
 # One thread per worker: the tests are many small operations, and more threads than cores slow them down. Each worker gets
 # files in a row ("worksteal"), so that what one test has streamlined serves the next.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-test: $(VENV)/.dev
+test: $(DEV)
 	$(PYTEST) $(ARGS)
 
-coverage: $(VENV)/.dev
+coverage: $(DEV)
 	$(PYTEST) --cov --cov-report=term $(ARGS)
 
 # The long run: all posteriors, more random models. EXAMPLES=1000 tries that many of them.
 EXAMPLES ?= 300
-referee: $(VENV)/.dev
+referee: $(DEV)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m referee --every --examples $(EXAMPLES) --write docs/referee.md $(ARGS)
 
-lint: $(VENV)/.dev
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache --no-logo
 
-format: $(VENV)/.dev
+format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.dev
+docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(VENV)/.dev
+bench: $(DEV)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-families: $(VENV)/.dev
+families: $(DEV)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m families run $(ARGS)
 
-setup: $(VENV)/.dev
+setup: $(DEV)
 
-$(VENV)/.demo: pyproject.toml constraints.txt requirements/declared.py
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "propagauss needs Python 3.11 or newer; try make PYTHON=python3.12")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV)
+
+DECLARED := pyproject.toml constraints.txt requirements/declared.py
+
+$(VENV)/.demo: $(DECLARED) | $(BIN)/python
 	$(BIN)/python requirements/declared.py demo > $(VENV)/demo.txt
-	$(PIP) install -q $(PINNED) -r $(VENV)/demo.txt
-	$(PIP) install -q --no-deps -e .
+	$(INSTALL) -r $(VENV)/demo.txt
+	$(INSTALL) --no-deps -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.demo requirements/peers.txt
+$(VENV)/.dev: $(DECLARED) requirements/peers.txt | $(BIN)/python
 	$(BIN)/python requirements/declared.py demo export predict ray ivon docs dev > $(VENV)/dev.txt
-	$(PIP) install -q $(PINNED) -r $(VENV)/dev.txt
-	$(PIP) install -q $(PINNED) --no-deps -r requirements/peers.txt
-	$(PIP) install -q $(PINNED) --no-deps --upgrade --target $(VENV)/timm timm torchvision
+	$(INSTALL) -r $(VENV)/dev.txt
+	$(INSTALL) --no-deps -e . -r requirements/peers.txt
 	@! $(PIP) show -q torchvision 2>/dev/null || { echo "torchvision is in $(VENV): see docs/gotchas.md"; exit 1; }
+	@touch $(VENV)/.demo $@  # the demo needs a part of it
+
+$(VENV)/.timm: constraints.txt | $(BIN)/python
+	$(INSTALL) --no-deps --upgrade --target $(VENV)/timm timm torchvision
 	@touch $@
 
 clean:

@@ -84,8 +84,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "mlp": (lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), lambda: torch.randn(B, 5).double()),
     "residual": (Residual, lambda: torch.randn(B, 1, 8, 8).double()),
     "tokens": (Tokens, lambda: torch.randint(0, 9, (B, 5))),
-    "lstm": (lambda: Recurrent(nn.LSTM), lambda: torch.randn(B, 4, 3).double()),
-    "gru": (lambda: Recurrent(nn.GRU), lambda: torch.randn(B, 4, 3).double()),
+    "lstm": (lambda: Recurrent(nn.LSTM), lambda: torch.randn(B, 2, 3).double()),
+    "gru": (lambda: Recurrent(nn.GRU), lambda: torch.randn(B, 2, 3).double()),
     "shared": (Shared, lambda: torch.randn(B, 4).double()),
 }
 

@@ -290,6 +290,7 @@ def sentences(
     here = gpt_networks.Backbone("Here", 2, lambda: (checkpoint[1], {}), "")
     monkeypatch.setattr(gpt_networks, "BACKBONES", {"here": here})
     monkeypatch.setattr(gpt, "BACKBONES", {"here": here})
+    monkeypatch.setattr(gpt, "PRIORS", (1.0, 1e4))  # each takes a streamlining
     gpt_networks.loaded.cache_clear()
     return Context("quick", 0, context.data, tmp_path / "cache")
 

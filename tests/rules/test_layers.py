@@ -8,8 +8,6 @@ variances only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -22,22 +20,21 @@ from torch.nn import functional as F
 import propagauss as pg
 from posteriors.cases import KINDS, kronecker_covariance, kronecker_factors, make_posterior
 from reference import assert_covariance_close, bilinear, linear_layer, random_psd, shared_layer
+from rules.layers import (
+    BATCH,
+    Layer,
+    Own,
+    Setup,
+    check_batches,
+    check_covariance,
+    check_diagonal,
+    check_gradients,
+    check_portable,
+    covariance_of,
+    reduce,
+)
 
 SAMPLES = 20_000
-BATCH = 3
-
-
-class Own(nn.Module):
-    """A function of an input and of parameters that belong to no layer."""
-
-    def __init__(self, function: Callable[[Own, Tensor], Tensor], **shapes: tuple[int, ...]):
-        super().__init__()
-        self.function = function
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
 
 
 def addmm(layer: Own, x: Tensor) -> Tensor:
@@ -78,33 +75,6 @@ def layer_norm(*shape: int) -> nn.Module:
     nn.init.normal_(layer.weight)
     nn.init.normal_(layer.bias)
     return layer
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One way to use random parameters.
-
-    Args:
-        make: the module; all of its parameters are random unless `random` names some.
-        event: shape of one input sample.
-        exact: exact moments at any variance, else to first order.
-        linear: a linear layer, so that the paper's sums apply: "row" or "column" for how the weight is stored.
-        lone: the parameters are used outside a linear layer.
-        vocabulary: the inputs are indices below this number.
-        fixed: tried with a fixed input only, as a random one is linearised by another rule.
-        first_order: the full structure linearises the parameter together with an uncertain input.
-    """
-
-    name: str
-    make: Callable[[], nn.Module]
-    event: tuple[int, ...] = (3,)
-    random: tuple[str, ...] | None = None
-    exact: bool = True
-    linear: str | None = None
-    lone: bool = False
-    vocabulary: int | None = None
-    fixed: bool = False
-    first_order: bool = False
 
 
 LAYERS = [
@@ -198,41 +168,6 @@ PORTABLE = [
 ]
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A layer, a posterior with its dense covariance, an input, and the streamlined layer."""
-
-    layer: Layer
-    module: nn.Module
-    random: dict[str, Tensor]
-    posterior: pg.Posterior
-    joint: Tensor
-    x: pg.Gaussian | Tensor
-    net: pg.Streamlined
-    structure: str
-
-    @property
-    def mean(self) -> Tensor:
-        return self.x if isinstance(self.x, Tensor) else self.x.mean
-
-    @property
-    def covariance(self) -> Tensor:
-        """Input covariance `[B, n, n]`, zero for a fixed input."""
-        if isinstance(self.x, Tensor):
-            n = self.mean[0].numel()
-            return torch.zeros(BATCH, n, n, dtype=torch.float64)
-        return self.x.covariance
-
-    def call(self, theta: Tensor, x: Tensor) -> Tensor:
-        """The layer as a function of its random parameters, flattened and joined, and of a batch."""
-        parts = theta.split([p.numel() for p in self.random.values()])
-        values = {n: t.reshape(p.shape) for (n, p), t in zip(self.random.items(), parts, strict=True)}
-        return torch.func.functional_call(self.module, values, (x,))
-
-    def theta(self) -> Tensor:
-        return torch.cat([p.flatten() for p in self.random.values()])
-
-
 @cache
 def setup(name: str, kind: str, structure: str, uncertain: bool) -> Setup:
     layer = BY_NAME[name]
@@ -260,15 +195,6 @@ def make_input(layer: Layer, structure: str, uncertain: bool) -> pg.Gaussian | T
     if structure == "full":
         return pg.Gaussian(m, covariance=c)
     return pg.Gaussian(m, c.diagonal(dim1=1, dim2=2).reshape(m.shape))
-
-
-def covariance_of(g: pg.Gaussian, batch: int = BATCH) -> Tensor:
-    """`[B, n, n]` if a joint covariance is kept, else `[B, n]`."""
-    return g.covariance if g.is_full else g.variance.reshape(batch, -1)
-
-
-def reduce(covariance: Tensor, structure: str) -> Tensor:
-    return covariance if structure == "full" else covariance.diagonal(dim1=1, dim2=2)
 
 
 def expected_covariance(s: Setup) -> Tensor:
@@ -408,74 +334,35 @@ def deterministic(name: str, structure: str) -> pg.Gaussian:
     return pg.streamline(s.module, None, s.x, covariance=structure)(s.x)
 
 
-def rows(x: pg.Gaussian | Tensor, index: Tensor) -> pg.Gaussian | Tensor:
-    if isinstance(x, Tensor):
-        return x[index]
-    if x.is_full:
-        return pg.Gaussian(x.mean[index], covariance=x.covariance[index])
-    return pg.Gaussian(x.mean[index], x.variance[index])
-
-
 @pytest.mark.parametrize("name, kind, structure, uncertain", COMBINATIONS)
 def test_batch_split_and_permutation_change_nothing(name: str, kind: str, structure: str, uncertain: bool) -> None:
-    s = setup(name, kind, structure, uncertain)
-    whole = s.net(s.x)
-    order = torch.tensor([2, 0, 1])
-    parts = [s.net(rows(s.x, i.unsqueeze(0))) for i in order]
-    torch.testing.assert_close(torch.cat([p.mean for p in parts]), whole.mean[order])
-    torch.testing.assert_close(torch.cat([covariance_of(p, 1) for p in parts]), covariance_of(whole)[order])
-    empty = s.net(rows(s.x, order[:0]))
-    assert empty.mean.shape == empty.variance.shape == (0, *whole.mean.shape[1:])
+    check_batches(setup(name, kind, structure, uncertain))
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", COMBINATIONS)
 def test_result_is_a_covariance(name: str, kind: str, structure: str, uncertain: bool) -> None:
-    s = setup(name, kind, structure, uncertain)
-    g = s.net(s.x)
-    assert g.variance.shape == g.mean.shape
-    assert (g.variance >= 0).all()
-    if structure == "full":
-        n = g.mean[0].numel()
-        assert g.covariance.shape == (BATCH, n, n)
-        torch.testing.assert_close(g.covariance, g.covariance.mT)
-        assert torch.linalg.eigvalsh(g.covariance).min() >= -1e-10 * g.covariance.abs().max()
+    check_covariance(setup(name, kind, structure, uncertain))
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", DIFFERENTIABLE)
 def test_gradients(name: str, kind: str, structure: str, uncertain: bool) -> None:
-    s = setup(name, kind, structure, uncertain)
-    make = pg.Gaussian.full if structure == "full" else pg.Gaussian.diagonal
-
-    def forward(m: Tensor, *v: Tensor) -> tuple[Tensor, Tensor]:
-        g = s.net(make(m, *v) if v else m)
-        return g.mean, covariance_of(g)
-
-    leaves = [s.mean] if isinstance(s.x, Tensor) else [s.x.mean, s.x.covariance if s.x.is_full else s.x.variance]
-    assert torch.autograd.gradcheck(forward, [t.clone().requires_grad_() for t in leaves], fast_mode=True)
+    check_gradients(setup(name, kind, structure, uncertain))
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", PORTABLE)
 def test_exported_and_compiled_equal_eager(name: str, kind: str, structure: str, uncertain: bool) -> None:
-    s = setup(name, kind, structure, uncertain)
-    expected = s.net(s.x)
-    torch._dynamo.reset()
-    exported = torch.export.export(s.net, (s.x,), strict=False).module()
-    compiled = torch.compile(s.net, fullgraph=True, backend="eager")
-    for other in (exported, compiled):
-        g = other(s.x)
-        torch.testing.assert_close(g.mean, expected.mean)
-        torch.testing.assert_close(covariance_of(g), covariance_of(expected))
+    check_portable(setup(name, kind, structure, uncertain))
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", [p for p in COMBINATIONS if p.values[2] == "full"])
 def test_diagonal_structure_is_the_diagonal_of_the_full_one(
     name: str, kind: str, structure: str, uncertain: bool
 ) -> None:
-    """One layer on a diagonal input loses nothing but the covariances; a tied layer counts as two."""
+    """A tied layer counts as two."""
     full, diagonal = setup(name, kind, "full", uncertain), setup(name, kind, "diagonal", uncertain)
     if name == "tied layer" or (full.layer.lone and kind != "diagonal"):
         pytest.skip("loses covariances on the way")
-    torch.testing.assert_close(diagonal.net(diagonal.x).variance, full.net(diagonal.x).variance, rtol=1e-9, atol=1e-12)
+    check_diagonal(diagonal, full)
 
 
 sizes = st.integers(1, 5)

@@ -18,7 +18,19 @@ from torch.nn import functional as F
 import propagauss as pg
 from posteriors.cases import make_posterior
 from reference import assert_covariance_close, bilinear, convolution_layer, convolution_terms, random_psd
-from rules.test_layers import BATCH, Layer, Own, Setup, covariance_of, reduce, rows
+from rules.layers import (
+    BATCH,
+    Layer,
+    Own,
+    Setup,
+    check_batches,
+    check_covariance,
+    check_diagonal,
+    check_gradients,
+    check_portable,
+    covariance_of,
+    reduce,
+)
 
 SAMPLES = 4000
 KINDS = ("diagonal", "kronecker", "full", "low rank")
@@ -156,66 +168,44 @@ def test_no_posterior_covariance_gives_the_deterministic_layer(
     g = pg.streamline(s.module, s.posterior.scale(0.0), s.x, covariance=structure)(s.x)
     torch.testing.assert_close(g.mean, s.module(s.mean), rtol=1e-13, atol=1e-13)
     if uncertain:
-        plain = pg.streamline(s.module, None, s.x, covariance=structure)(s.x)
-        torch.testing.assert_close(covariance_of(g), covariance_of(plain), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            covariance_of(g), covariance_of(deterministic(name, structure)), rtol=1e-12, atol=1e-14
+        )
     else:
         assert torch.count_nonzero(g.variance) == 0
 
 
+@cache
+def deterministic(name: str, structure: str) -> pg.Gaussian:
+    s = setup(name, "diagonal", structure, True)  # module and input are the same for every posterior
+    return pg.streamline(s.module, None, s.x, covariance=structure)(s.x)
+
+
 @pytest.mark.parametrize("name, kind, structure, uncertain", COMBINATIONS)
 def test_batch_split_and_permutation_change_nothing(name: str, kind: str, structure: str, uncertain: bool) -> None:
-    s = setup(name, kind, structure, uncertain)
-    whole, order = s.net(s.x), torch.tensor([2, 0, 1])
-    parts = [s.net(rows(s.x, i.unsqueeze(0))) for i in order]
-    torch.testing.assert_close(torch.cat([p.mean for p in parts]), whole.mean[order])
-    torch.testing.assert_close(torch.cat([covariance_of(p, 1) for p in parts]), covariance_of(whole)[order])
-    empty = s.net(rows(s.x, order[:0]))
-    assert empty.mean.shape == empty.variance.shape == (0, *whole.mean.shape[1:])
+    check_batches(setup(name, kind, structure, uncertain))
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", COMBINATIONS)
 def test_result_is_a_covariance(name: str, kind: str, structure: str, uncertain: bool) -> None:
-    s = setup(name, kind, structure, uncertain)
-    g = s.net(s.x)
-    assert g.variance.shape == g.mean.shape
-    assert (g.variance >= 0).all()
-    if structure == "full":
-        torch.testing.assert_close(g.covariance, g.covariance.mT)
-        assert torch.linalg.eigvalsh(g.covariance).min() >= -1e-10 * g.covariance.abs().max()
+    check_covariance(setup(name, kind, structure, uncertain))
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", FEWER)
 def test_gradients(name: str, kind: str, structure: str, uncertain: bool) -> None:
-    s = setup(name, kind, structure, uncertain)
-    make = pg.Gaussian.full if structure == "full" else pg.Gaussian.diagonal
-
-    def forward(m: Tensor, *v: Tensor) -> tuple[Tensor, Tensor]:
-        g = s.net(make(m, *v) if v else m)
-        return g.mean, covariance_of(g)
-
-    leaves = [s.mean] if isinstance(s.x, Tensor) else [s.x.mean, s.x.covariance if s.x.is_full else s.x.variance]
-    assert torch.autograd.gradcheck(forward, [t.clone().requires_grad_() for t in leaves], fast_mode=True)
+    check_gradients(setup(name, kind, structure, uncertain))
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", PORTABLE)
 def test_exported_and_compiled_equal_eager(name: str, kind: str, structure: str, uncertain: bool) -> None:
-    s = setup(name, kind, structure, uncertain)
-    expected = s.net(s.x)
-    torch._dynamo.reset()
-    exported = torch.export.export(s.net, (s.x,), strict=False).module()
-    compiled = torch.compile(s.net, fullgraph=True, backend="eager")
-    for other in (exported, compiled):
-        g = other(s.x)
-        torch.testing.assert_close(g.mean, expected.mean)
-        torch.testing.assert_close(covariance_of(g), covariance_of(expected))
+    check_portable(setup(name, kind, structure, uncertain))
 
 
 @pytest.mark.parametrize("name, kind, structure, uncertain", [p for p in EXACT if p.values[2] == "full"])
 def test_diagonal_structure_is_the_diagonal_of_the_full_one(
     name: str, kind: str, structure: str, uncertain: bool
 ) -> None:
-    full, diagonal = setup(name, kind, "full", uncertain), setup(name, kind, "diagonal", uncertain)
-    torch.testing.assert_close(diagonal.net(diagonal.x).variance, full.net(diagonal.x).variance, rtol=1e-9, atol=1e-12)
+    check_diagonal(setup(name, kind, "diagonal", uncertain), setup(name, kind, "full", uncertain))
 
 
 @pytest.mark.parametrize("uncertain", [False, True])
