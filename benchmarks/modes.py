@@ -13,7 +13,7 @@ import propagauss as pg
 from benchmarks.case import Case, Method
 
 BATCH = 16
-VARIANCE = 1e-4  # of every random parameter; no timing depends on it
+VARIANCE = 1e-4  # of every random parameter; timings depend on it only where a standard deviation is large
 
 
 class Residual(nn.Module):
@@ -87,6 +87,9 @@ MOMENTS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "clip": nn.Hardtanh,
     "hard shrinkage": nn.Hardshrink,
+    "elu": nn.ELU,
+    "selu": nn.SELU,
+    "softsign": nn.Softsign,
 }
 
 
@@ -100,18 +103,26 @@ def _cases(batch: int) -> list[Case]:
         _case(f"modes/moments/{n}/{batch}", partial(layers, made), 64, batch, {"activation": "moments"})
         for n, made in MOMENTS.items()
     ]
-    return full + moments
+    options = {"activation": "moments"}
+    wide = _case(f"modes/moments/gelu, a wide entry/{batch}", partial(layers, nn.GELU), 64, batch, options, "0.bias")
+    return [*full, *moments, wide]
 
 
-def _case(name: str, make: Callable[[], nn.Module], inputs: int, batch: int, options: dict[str, Any]) -> Case:
+def _case(
+    name: str, make: Callable[[], nn.Module], inputs: int, batch: int, options: dict[str, Any], wide: str | None = None
+) -> Case:
+    """The first entry of the parameter `wide` has a standard deviation of two."""
+
     def model() -> nn.Module:
         torch.manual_seed(0)
         return make().eval()
 
     def streamlined() -> pg.Streamlined:
         net = model()
-        posterior = pg.DiagonalPosterior({n: torch.full_like(p, VARIANCE) for n, p in net.named_parameters()})
-        return pg.streamline(net, posterior, x(), **options)
+        variances = {n: torch.full_like(p, VARIANCE) for n, p in net.named_parameters()}
+        if wide is not None:
+            variances[wide][0] = 4.0
+        return pg.streamline(net, pg.DiagonalPosterior(variances), x(), **options)
 
     def x() -> Tensor:
         return torch.randn(batch, inputs, generator=torch.Generator().manual_seed(1))

@@ -100,16 +100,18 @@ def test_any_batch(make: Any, ending: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", RUN)
-def test_activations(ending: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["linearise", "moments"])
+def test_activations(mode: Any, ending: str, tmp_path: Path) -> None:
     """Of those in torch.nn, the ones whose derivative the exporters could not follow, and their like."""
     torch.manual_seed(0)
     kinds = (nn.SELU, nn.Mish, nn.Hardshrink, nn.Softshrink, nn.Hardswish, nn.CELU, nn.Softsign, nn.Tanhshrink)
     model = nn.Sequential(*(m for kind in kinds for m in (nn.Linear(6, 6), kind()))).eval()
     x = 2 * torch.randn(5, 6)
-    classifier = pg.Classifier(pg.streamline(model, posterior(model), x))
+    classifier = pg.Classifier(pg.streamline(model, posterior(model), x, activation=mode))
     found = RUN[ending](classifier.export(tmp_path / f"m{ending}"), x[:3])
-    assert_same(found["mean"], model(x[:3]))
-    assert_same(found["variance"], classifier.latent(x[:3]).variance)
+    latent = classifier.latent(x[:3])
+    assert_same(found["mean"], model(x[:3]) if mode == "linearise" else latent.mean)
+    assert_same(found["variance"], latent.variance)
 
 
 def test_an_export_that_fails_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

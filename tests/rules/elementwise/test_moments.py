@@ -18,7 +18,8 @@ from propagauss.nodes import is_assertion
 from propagauss.rules.elementwise.activation import MomentMatched, elementwise
 from propagauss.rules.elementwise.comparisons import decisions, fusable_comparison
 from propagauss.rules.elementwise.moments import MOMENTS
-from propagauss.rules.elementwise.pieces import split
+from propagauss.rules.elementwise.pieces import mills, split
+from propagauss.rules.elementwise.stretched import BLOCK, Stretched
 from propagauss.rules.elementwise.two_scales import two_scales
 from reference import random_psd
 from rules.cases import Call
@@ -73,6 +74,12 @@ CLOSED = [
     Function("abs", aten.abs.default, knots=(0.0,)),
     Function("sign", aten.sign.default, knots=(0.0,), jumps=True),
     Function("sgn", aten.sgn.default, knots=(0.0,), jumps=True),
+    Function("elu", aten.elu.default, knots=(0.0,)),
+    Function("selu", aten.selu.default, knots=(0.0,)),
+    Function("celu", aten.celu.default, (1.3,), knots=(0.0,)),
+    Function("elu steep", aten.elu.default, (0.7, 1.2, 30.0), knots=(0.0,)),
+    Function("elu without", aten.elu.default, (0.0,), knots=(0.0,)),
+    Function("celu flat", aten.celu.default, (5.0,), knots=(0.0,)),
     Function("exp", aten.exp.default),
     Function("sin", aten.sin.default, flat=(math.pi / 2, -math.pi / 2)),
     Function("cos", aten.cos.default, flat=(0.0, math.pi, -math.pi)),
@@ -89,9 +96,6 @@ BY_QUADRATURE = [
     Function("softplus steep", aten.softplus.default, (2.0,)),
     Function("erf", aten.erf.default),
     Function("atan", aten.atan.default),
-    Function("elu", aten.elu.default, knots=(0.0,)),
-    Function("selu", aten.selu.default, knots=(0.0,)),
-    Function("celu", aten.celu.default, (1.3,), knots=(0.0,)),
 ]
 FUNCTIONS = [*CLOSED, *BY_QUADRATURE]
 each = pytest.mark.parametrize("g", FUNCTIONS, ids=lambda g: g.name)
@@ -323,6 +327,12 @@ ELSEWHERE: dict[str, Callable[[Tensor], Tensor]] = {
     "far from zero": lambda x: torch.tanh(x - 50),
     "not straight": lambda x: x * x * torch.sigmoid(x),
     "ends": lambda x: torch.log(1 + torch.sigmoid(x)),
+}
+
+
+STRETCHED: dict[str, Callable[[Tensor], Tensor]] = {
+    **{f.__name__: f for f in (F.softsign, torch.atan, torch.asinh)},
+    "logarithm": lambda x: torch.log1p(x.abs()),
 }
 
 
@@ -589,6 +599,45 @@ def test_comparison_with_another_value() -> None:
     first, other = (n for n in node.graph.nodes if n.op == "placeholder")
     assert fusable_comparison(node, lambda n: n is other)
     assert not fusable_comparison(node, lambda n: n is first)
+
+
+def test_mills_ratio() -> None:
+    """In the written out form of exported graphs, too."""
+    u = torch.tensor([0.0, 1e-6, 0.3, 2.0, 20.0, 34.9, 35.1, 70.0, 1e4, 1e8], dtype=torch.float64)
+    expected = math.sqrt(math.pi / 2) * torch.special.erfcx(u / math.sqrt(2))
+    torch.testing.assert_close(mills(u), expected, rtol=2e-6, atol=0)
+    torch.testing.assert_close(mills(u[:6]), expected[:6], rtol=1e-12, atol=0)
+    exported = torch.export.export(Call(mills), (u,), strict=False).module()(u)  # type: ignore[arg-type]
+    torch.testing.assert_close(exported, expected, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", STRETCHED)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-4), (torch.float32, 3e-4)], ids=str)
+def test_one_kink_and_any_tails(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    """Between the means and variances that the numbers of nodes were chosen on."""
+    g = STRETCHED[name]
+    graph = traced(g)
+    rule = elementwise(graph, "moments", dtype, graph=graph)
+    assert isinstance(rule, MomentMatched) and isinstance(rule.scales, Stretched)
+    m, v = grid([x / 3 for x in range(-60, 61)], [10 ** (x / 4) for x in range(-24, 17)], dtype)
+    mean, variance, slope = (t.double() for t in rule.moments(m, v))
+    e_mean, e_variance, e_slope = integrals(g, m, v, (0.0, *(s * 2.0**k for k in range(4, 11) for s in (-1, 1))))
+    rounding = 8 * torch.finfo(dtype).eps * (1 + e_mean.abs())
+    assert ((mean - e_mean).abs() <= tolerance * e_variance.sqrt() + rounding).all()
+    assert ((variance.sqrt() - e_variance.sqrt()).abs() <= tolerance * e_variance.sqrt() + rounding).all()
+    size = (e_variance.sqrt() + rounding / tolerance) / v.double().sqrt()
+    assert ((slope - e_slope).abs() <= tolerance * size).all()
+
+
+def test_blocks_of_entries() -> None:
+    """Large values are taken in blocks, which changes nothing."""
+    graph = traced(STRETCHED["softsign"])
+    rule = elementwise(graph, "moments", torch.float64, graph=graph)
+    assert isinstance(rule, MomentMatched)
+    m = torch.linspace(-3, 3, 2 * BLOCK + 10, dtype=torch.float64).view(2, -1)
+    v = m.square() + 0.1
+    expected = [torch.stack(each) for each in zip(*(rule.moments(*row) for row in zip(m, v, strict=True)), strict=True)]
+    torch.testing.assert_close(list(rule.moments(m, v)), expected)
 
 
 def test_normal_tails_written_out() -> None:

@@ -22,7 +22,8 @@ from propagauss.rules.elementwise.moments import MOMENTS, Moments, of_pieces
 from propagauss.rules.elementwise.panels import BASE, legendre, quadrature
 from propagauss.rules.elementwise.piecewise import as_pieces
 from propagauss.rules.elementwise.slopes import UNARY, Derivative, as_slope, with_slope
-from propagauss.rules.elementwise.two_scales import two_scales
+from propagauss.rules.elementwise.stretched import Stretched, stretched
+from propagauss.rules.elementwise.two_scales import TwoScales, two_scales
 
 aten = torch.ops.aten
 Settings = tuple[tuple[Any, ...], dict[str, Any]]  # the op's other arguments, such as a slope
@@ -51,8 +52,8 @@ class Elementwise(nn.Module):
 class MomentMatched(nn.Module):
     """An elementwise function through its first two moments: in closed form where known, else by quadrature.
 
-    Smooth activations have rules of their own. With its graph, quadrature on panels knows where the function jumps, has
-    a kink or ends; else it looks around zero only.
+    Smooth activations and functions with one kink have rules of their own. With its graph, quadrature on panels knows
+    where the function jumps, has a kink or ends; else it looks around zero only.
     """
 
     base: Tensor
@@ -71,11 +72,13 @@ class MomentMatched(nn.Module):
         self.function = function
         self.closed, self.settings = closed, settings
         self.pieces = None if closed is not None or graph is None else as_pieces(graph)
-        self.scales = None
+        self.scales: TwoScales | Stretched | None = None
         if closed is None and self.pieces is None and graph is not None:
             self.scales = two_scales(graph, dtype)
         if closed is None and self.pieces is None and self.scales is None:
             self.borders = Borders(graph)
+            self.scales = None if graph is None else stretched(graph, self.borders, dtype)
+        if closed is None and self.pieces is None and self.scales is None:
             self.register_buffer("base", torch.tensor(BASE, dtype=dtype))
             for name, value in zip(("nodes", "weights"), legendre(dtype), strict=True):
                 self.register_buffer(name, value)

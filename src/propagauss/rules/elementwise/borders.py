@@ -55,6 +55,7 @@ class Borders(nn.Module):
     def __init__(self, function: fx.GraphModule | None):
         super().__init__()
         self.own: tuple[float, ...] = BENDS  # values of the variable itself
+        self.kinks: tuple[float, ...] = ()  # those at which the function is not differentiable
         self.affine, self.bent, self.ends = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         self.is_total = function is not None and all(
             _is_total(n.target) for n in function.graph.nodes if n.op not in ("placeholder", "output")
@@ -62,6 +63,7 @@ class Borders(nn.Module):
         if function is not None:
             affine, bent, ends = _switches(function)
             self.own = tuple(float(s[1]) for s in affine if _is_plain(s))  # type: ignore[arg-type]
+            self.kinks = tuple(float(s[1]) for s, sharp in affine.items() if sharp and _is_plain(s))  # type: ignore[arg-type]
             self.affine.extend(_difference(function, s) for s in affine if not _is_plain(s))
             self.bent.extend(_difference(function, s) for s in bent)
             self.ends.extend(_difference(function, s) for s in ends)
@@ -132,11 +134,14 @@ def _difference(function: fx.GraphModule, switch: Switch) -> fx.GraphModule:
     return fx.GraphModule(function, graph)
 
 
-def _switches(function: fx.GraphModule) -> tuple[list[Switch], list[Switch], list[Switch]]:
-    """Those that are affine in the variable, and the others; and affine ones where the function ends. Each once."""
+def _switches(function: fx.GraphModule) -> tuple[dict[Switch, bool], list[Switch], list[Switch]]:
+    """Those that are affine in the variable, with whether they are kinks; the others; and affine ones where it ends.
+
+    Each once.
+    """
     variable = next(n for n in function.graph.nodes if n.op == "placeholder")
     depends, affine = {variable}, {variable}
-    straight: dict[Switch, None] = {}
+    straight: dict[Switch, bool] = {}
     bent: dict[Switch, None] = {}
     ends: dict[Switch, None] = {}
     for node in function.graph.nodes:
@@ -150,10 +155,10 @@ def _switches(function: fx.GraphModule) -> tuple[list[Switch], list[Switch], lis
         for switch, sharp in _of(node):
             nodes = [n for n in switch if isinstance(n, fx.Node) and n in depends]
             if nodes and all(n in affine for n in nodes):
-                straight[switch] = None
+                straight[switch] = sharp or straight.get(switch, False)
             elif nodes and sharp:
                 bent[switch] = None
-    return list(straight), list(bent), list(ends)
+    return straight, list(bent), list(ends)
 
 
 def _is_total(op: Any) -> bool:

@@ -59,7 +59,7 @@ def quadrature(
     """
     m, v = at
     base, nodes, weights = rule
-    floor = _floor(m.detach(), room)
+    floor = least_variance(m.detach(), room)
     wide = v.maximum(floor)
     share, s = v / wide, wide.sqrt()
     z, mass = _points(base, nodes, weights, m, borders(m, s, base))
@@ -77,7 +77,7 @@ def quadrature(
     return centre + share * shift, share * variance, slope
 
 
-def _floor(m: Tensor, room: Tensor | None) -> Tensor:
+def least_variance(m: Tensor, room: Tensor | None = None) -> Tensor:
     """The least variance at which nodes and values of a function differ in more than their last digits.
 
     A function such as the logarithm changes over the distance to where it ends: nodes stay well within that.

@@ -14,20 +14,17 @@ straight lines, in closed form. Whether a function is of this kind, and how many
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.node import map_arg
 
-from propagauss.rules.elementwise.pieces import split, wide
+from propagauss.rules.elementwise.design import Function, Keyed, agrees, grid, reference
+from propagauss.rules.elementwise.pieces import normal_tail
 
 aten = torch.ops.aten
-Function = Callable[[Tensor], Tensor]
 
 # smooth and defined everywhere
 _SMOOTH = {
@@ -39,7 +36,6 @@ _SMOOTH = {
 REACH = 8.0  # standard deviations
 LENGTHS = (6.0, 8.0, 12.0, 18.0, 24.0)  # how far from zero a function may bend
 NEGLIGIBLE = 1e-9  # distance from the straight line
-TOLERANCE = 1e-5  # of the mean, in standard deviations; three times that for variances and slopes
 
 BORDER = 1.4  # S
 NARROW = (21, 25, 29, 33, 37, 41)  # numbers of nodes to choose from
@@ -76,11 +72,20 @@ class TwoScales(nn.Module):
             self.register_buffer(name, value.to(dtype))
 
     def forward(self, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Each rule for its own entries, where a program may look at values; in a graph, both for all of them."""
         is_wide = v > BORDER**2
-        if _none(is_wide):
-            return self.narrow(m, v)
-        pairs = zip(self.wide(m, v), self.narrow(m, v), strict=True)
-        mean, variance, slope = (torch.where(is_wide, a, b) for a, b in pairs)
+        places = _places(is_wide) if v.shape == m.shape else None
+        if places is None:
+            pairs = zip(self.wide(m, v), self.narrow(m, v), strict=True)
+            mean, variance, slope = (torch.where(is_wide, a, b) for a, b in pairs)
+            return mean, variance, slope
+        found = self.narrow(m, v)
+        if len(places) == 0:
+            return found
+        wide = self.wide(m.take(places), v.take(places))
+        mean, variance, slope = (
+            b.flatten().index_copy(0, places, a).view_as(b) for a, b in zip(wide, found, strict=True)
+        )
         return mean, variance, slope
 
     def narrow(self, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,8 +95,8 @@ class TwoScales(nn.Module):
         share, s = v / floored, floored.sqrt()
         centre = self.function(m)
         values = self.function(torch.addcmul(m, s, _lifted(self.z, m))) - centre  # [K, *m.shape]
-        shift, with_z = _weighted(self.narrow_weights, values)
-        (second,) = _weighted(self.narrow_weights[:1], values * values)
+        shift, with_z = _weighted(self.narrow_weights, values).unbind(0)
+        second = _weighted(self.narrow_weights[:1], values * values)[0]
         # measured from the value at the mean, the shift is not large compared with the deviations
         variance = (second - shift * shift).clamp(min=0)
         return centre + share * shift, share * variance, with_z / s
@@ -104,61 +109,60 @@ class TwoScales(nn.Module):
         All but the first terms vanish with the probability of being near zero or on its other side.
         """
         floored = v.clamp(min=BORDER**2)
-        s = floored.sqrt()
-        scale = s.reciprocal()
-        u = torch.addcmul(-m * scale, scale, _lifted(self.x, m))
+        scale = floored.rsqrt()
+        ratio, distance, positive = m * scale, m.abs(), m > 0
+        u = torch.addcmul(-ratio, scale, _lifted(self.x, m))
         density = torch.exp((u * (-0.5 * u)).clamp(min=-60))  # products with less are subnormal numbers, which are slow
-        # in double precision, since on the other side of zero a line is the small difference of large terms
-        dtype, m, floored, s, scale = m.dtype, *(wide(t) for t in (m, floored, s, scale))
-        first, with_x, left, right = (wide(t) * scale for t in _weighted(self.wide_weights, density))
-        positive = m > 0
+        first, with_x, left, right = (_weighted(self.wide_weights, density) * scale).unbind(0)
+        along, second = torch.addcmul(with_x, m, first, value=-1), torch.where(positive, right, left)
+        # beyond zero, seen from the mean: there d is the other line minus the own one, plus what is in the tables
+        beyond = normal_tail(ratio.abs())
+        at = torch.exp(ratio * (-0.5 * ratio)) * (floored * scale) * (1 / math.sqrt(2 * math.pi))
+        reach = torch.addcmul(at, beyond, distance, value=-1)  # E[|x|; beyond]
         (a_left, b_left), (a_right, b_right) = self.lines.left, self.lines.right
         jump, kink = a_right - a_left, b_right - b_left
-        # beyond zero, seen from the mean: there d is the other line minus the own one, plus what is in the tables
         is_right = positive.to(m.dtype)
         sign = 2 * is_right - 1
-        distance = m * sign
-        alpha = distance * scale
-        beyond, at = split(alpha)[1], s * torch.exp(alpha * (-0.5 * alpha)) * (1 / math.sqrt(2 * math.pi))
-        slant = beyond * distance - at  # E[|x|; beyond] with its sign
-        second = torch.where(positive, right, left)
-        along = with_x - m * first
         if jump:
-            first, along = first - jump * sign * beyond, along + jump * at
-            second = second + jump * jump * beyond
+            first = torch.addcmul(first, sign, beyond, value=-jump)
+            along = torch.add(along, at, alpha=jump)
+            second = torch.add(second, beyond, alpha=jump * jump)
         if kink:
-            first, along = first - kink * slant, along - kink * sign * floored * beyond
-            second = second + kink * kink * (floored * beyond + distance * slant)
+            mass = floored * beyond
+            first = torch.add(first, reach, alpha=kink)
+            along = torch.addcmul(along, sign, mass, value=-kink)
+            second = torch.add(second, torch.addcmul(mass, distance, reach, value=-1), alpha=kink * kink)
         if jump and kink:
-            second = second + 2 * kink * jump * sign * slant
-        variance = second - first * first
-        slope = along / floored
+            second = torch.addcmul(second, sign, reach, value=-2 * kink * jump)
+        variance = torch.addcmul(second, first, first, value=-1)
+        slope, mean = along / floored, first
         if b_left or b_right:
-            b = b_left + kink * is_right
-            variance = variance + b * (b * floored + 2 * along)
-            slope, first = slope + b, first + b * m
-        mean = a_left + jump * is_right + first
-        return mean.to(dtype), variance.clamp(min=0).to(dtype), slope.to(dtype)
+            b = kink * is_right + b_left
+            variance = torch.addcmul(variance, b, torch.addcmul(2 * along, b, floored))
+            slope, mean = slope + b, torch.addcmul(mean, b, m)
+        if a_left or a_right:
+            mean = mean + (jump * is_right + a_left)
+        return mean, variance.clamp(min=0), slope
 
 
-def _none(condition: Tensor) -> bool:
-    """Whether it is known to hold nowhere. Values inside graphs, mapped functions or other devices are not read."""
+def _places(condition: Tensor) -> Tensor | None:
+    """Where it holds, if that is known. Values inside graphs, mapped functions or other devices are not read."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     if is_traced or condition.device.type != "cpu":
-        return False
+        return None
     try:
-        return not bool(condition.any())
+        return condition.flatten().nonzero().squeeze(1)
     except RuntimeError:  # inside vmap, or a tensor without values
-        return False
+        return None
 
 
 def _lifted(t: Tensor, m: Tensor) -> Tensor:
     return t.reshape(-1, *[1] * m.dim())
 
 
-def _weighted(weights: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+def _weighted(weights: Tensor, values: Tensor) -> Tensor:
     """`Σ_k weights[i, k] values[k]` for every `i`"""
-    return (weights @ values.reshape(len(values), -1)).reshape(-1, *values.shape[1:]).unbind(0)
+    return (weights @ values.reshape(len(values), -1)).reshape(-1, *values.shape[1:])
 
 
 def _table(function: Function, lines: Lines, nodes: int) -> tuple[Tensor, Tensor]:
@@ -183,7 +187,7 @@ def two_scales(graph: fx.GraphModule, dtype: torch.dtype) -> TwoScales | None:
     ops = [n for n in graph.graph.nodes if n.op != "output"]
     if not all(_is_smooth(n) if i else n.op == "placeholder" for i, n in enumerate(ops)):
         return None
-    found = _design(_Keyed(graph))
+    found = _design(Keyed(graph))
     return None if found is None else TwoScales(graph, *found, dtype)
 
 
@@ -195,35 +199,14 @@ def _is_smooth(node: fx.Node) -> bool:
     return node.target in _SMOOTH
 
 
-class _Keyed:
-    """A function that is equal to another of the same ops."""
-
-    def __init__(self, graph: fx.GraphModule):
-        self.graph = graph
-        names: dict[Any, int] = {n: i for i, n in enumerate(graph.graph.nodes)}
-        self.key = tuple(
-            (
-                str(n.target) if n.op == "call_function" else n.op,
-                str(map_arg((n.args, n.kwargs), lambda a: f"%{names[a]}")),
-            )
-            for n in graph.graph.nodes
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Keyed) and self.key == other.key
-
-
 @cache
-def _design(function: _Keyed) -> tuple[Lines, tuple[int, int]] | None:
+def _design(function: Keyed) -> tuple[Lines, tuple[int, int]] | None:
     g = function.graph
     with torch.no_grad():
         lines = straight_lines(g)
         if lines is None:
             return None
-        m, s = _grid()
+        m, s = grid()
         true = reference(g, m, s)
         is_narrow = s <= BORDER
 
@@ -231,7 +214,7 @@ def _design(function: _Keyed) -> tuple[Lines, tuple[int, int]] | None:
             for size in sizes:
                 rule = TwoScales(g, lines, (size, size), torch.float64)
                 found = getattr(rule, name)(m[where], s[where].square())
-                if _agrees(found, tuple(t[where] for t in true), s[where]):
+                if agrees(found, tuple(t[where] for t in true), s[where]):
                     return size
             return None
 
@@ -259,40 +242,3 @@ def straight_lines(g: Function) -> Lines | None:
 
 def _rounded(value: float) -> float:
     return float(round(value)) if abs(value - round(value)) < 1e-12 else value  # 0 and 1 come with rounding errors
-
-
-def _grid() -> tuple[Tensor, Tensor]:
-    """Means and standard deviations, `[N]` each: dense where the function bends and around the border of the rules."""
-    means = torch.tensor([0.05, 0.3, 0.7, 1.1, 1.7, 2.3, 2.9, 4.0, 5.0, 6.2, 9.0, 14.0, 20.0], dtype=torch.float64)
-    scales = torch.tensor([0.03, 0.3, 0.7, 1.0, 1.2, 1.4, 1.401, 1.7, 2.0, 2.5, 4.0, 10.0, 100.0])
-    m, s = torch.meshgrid(torch.cat([-means, means]), scales.double(), indexing="ij")
-    return m.flatten(), s.flatten()
-
-
-def reference(g: Function, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`E[g]`, `Var[g]` and `Cov(x, g)/v` by many short panels, borders one apart in `x` around zero."""
-    nodes, weights = (torch.from_numpy(t) for t in np.polynomial.legendre.leggauss(12))
-    m, s = m.unsqueeze(-1), s.unsqueeze(-1)
-    fine = torch.linspace(-12, 12, 25, dtype=torch.float64).expand(len(m), -1)
-    close = (torch.linspace(-24, 24, 49, dtype=torch.float64) - m) / s
-    borders = torch.cat([fine, close.clamp(-12, 12)], 1).sort(1).values
-    z = (borders[:, :-1, None] + borders.diff()[..., None] * (nodes + 1) / 2).flatten(1)
-    mass = (borders.diff()[..., None] * weights / 2).flatten(1) * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-    centre = g(m)
-    deviation = g(m + s * z) - centre
-    shift = (mass * deviation).sum(-1, keepdim=True)
-    deviation = deviation - shift
-    slope = (mass * z * deviation).sum(-1) / s.squeeze(-1)
-    return (centre + shift).squeeze(-1), (mass * deviation.square()).sum(-1), slope
-
-
-def _agrees(found: tuple[Tensor, ...], true: tuple[Tensor, ...], s: Tensor) -> bool:
-    """But for what is below the last digits of single precision, given the largest slope."""
-    size = float(true[2].abs().max())
-    least = 1e-7 * size * s
-    wrong = (
-        (found[0] - true[0]).abs() > TOLERANCE * true[1].sqrt() + 1e-2 * least,
-        (found[1] - true[1]).abs() > 3 * TOLERANCE * true[1] + least * least,
-        (found[2] - true[2]).abs() > 3 * TOLERANCE * true[2].abs() + 1e-7 * size,
-    )
-    return not any(bool(w.any()) for w in wrong)

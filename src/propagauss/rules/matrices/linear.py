@@ -201,7 +201,25 @@ def matmul(a: Gaussian | Tensor, b: Gaussian | Tensor) -> Gaussian:
     mean = a.mean @ b.mean
     if not a.is_full and not b.is_full:
         return Gaussian.diagonal(mean, a.mean.square() @ b.variance + a.variance @ (b.mean.square() + b.variance))
+    if all(x.mean.dim() == 3 and x.samples == mean.shape[0] for x in (a, b)):
+        each = (a.mean, a.covariance, b.mean, b.covariance)
+        return Gaussian.full(mean, in_full_precision(_covariance_of_product, *each))
     return product([a, b], *_matmul_letters(a.mean.dim(), b.mean.dim()), mean)
+
+
+def _covariance_of_product(a: Tensor, c_a: Tensor, b: Tensor, c_b: Tensor) -> Tensor:
+    """`m_a m_aᵀ C_b + C_a m_b m_bᵀ + C_a C_b` over both inner letters, of one matrix `[I, K]` and `[K, J]` per sample.
+
+    As `product` has it, in matrix products: those with means need no copies of a covariance.
+    """
+    (batch, i, k), j = a.shape, b.shape[2]
+    n = i * j
+    first = b.mT.unsqueeze(1) @ (c_a.reshape(batch, i * k * i, k) @ b).reshape(batch, i, k, n)
+    second = a.unsqueeze(1) @ (a @ c_b.reshape(batch, k, j * k * j)).reshape(batch, n, k, j)
+    pairs_a = c_a.reshape(batch, i, k, i, k).transpose(2, 3).reshape(batch, i * i, k * k)
+    pairs_b = c_b.reshape(batch, k, j, k, j).transpose(2, 3).reshape(batch, k * k, j * j)
+    both = (pairs_a @ pairs_b).reshape(batch, i, i, j, j).transpose(2, 3).reshape(batch, n, n)
+    return first.reshape(batch, n, n) + second.reshape(batch, n, n) + both
 
 
 def _times_square(v: Tensor, b: Tensor) -> Tensor:
