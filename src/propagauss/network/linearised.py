@@ -46,6 +46,7 @@ class Linearised(Streamlined):
     ):
         super().__init__(body, plan, traced)
         self.structure, self._walks = structure, walks
+        self._all_rows = (None,) * len(walks)
         self._rows, self._at_once = self._sizes()
 
     def _sizes(self) -> tuple[int | None, int | None]:
@@ -65,7 +66,7 @@ class Linearised(Streamlined):
 
     def _whole(self, leaves: list[Any]) -> tuple[Any, ...]:
         if self._rows is None or torch.compiler.is_compiling():
-            return self._assembled(self.body.forward(*leaves, *(None for _ in self._walks)))
+            return self._assembled(self.body.forward(*leaves, *self._all_rows))
         eye = getattr(self.body, f"whole_{next(iter(self._walks))}")
         parts = [self.body.forward(*leaves, rows) for rows in eye.split(self._rows)]
         (where,) = self._walks

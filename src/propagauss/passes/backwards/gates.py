@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import fx, nn
 
-from propagauss.rules.adjoints.elementwise import SLOPES
+from propagauss.rules.adjoints.elementwise import SLOPES, sign
 from propagauss.rules.adjoints.forms import DiagonalLayer
 
 
@@ -20,7 +21,9 @@ def move_gates(graph: fx.Graph, root: nn.Module) -> None:
             continue
         g, _, y, x, *rest = gate.args
         with graph.inserting_before(node):
-            slope = graph.call_function(SLOPES[gate.target], (x, y, *rest), gate.kwargs)
+            factor = graph.call_function(SLOPES[gate.target], (x, y, *rest), gate.kwargs)
+            if SLOPES[gate.target] is not sign:  # whose square is itself
+                factor = graph.call_function(torch.square, (factor,))
         node.args = (g, *node.args[1:])
-        node.kwargs = {"slope": slope}
+        node.kwargs = {"factor": factor}
         graph.erase_node(gate)

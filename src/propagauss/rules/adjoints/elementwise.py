@@ -28,11 +28,12 @@ def _unary(op: Any, slope: Callable[..., Tensor]) -> None:
     SLOPES[adjoint(op)(pulled)] = slope
 
 
-def _relu(x: Tensor, y: Tensor) -> Tensor:
-    return y.sign()  # cheaper than a comparison and a cast
+def sign(x: Tensor, y: Tensor) -> Tensor:
+    """The slope of a ReLU, cheaper than a comparison and a cast."""
+    return y.sign()
 
 
-for _op, _derivative in (UNARY | {aten.relu.default: _relu}).items():
+for _op, _derivative in (UNARY | {aten.relu.default: sign}).items():
     _unary(_op, _derivative)
 
 

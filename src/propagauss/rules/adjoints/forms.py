@@ -27,7 +27,7 @@ class Form(nn.Module):
 
 
 class DiagonalLayer(Form):
-    """`g diag(V a² + v) gᵀ`; `g` is None for the identity, at the output itself. A slope multiplies `g` beforehand."""
+    """`g diag(V a² + v) gᵀ`; `g` is None for the identity, at the output itself. A factor multiplies the variances."""
 
     weight: Tensor
     bias: Tensor | None
@@ -38,10 +38,10 @@ class DiagonalLayer(Form):
         self.register_buffer("weight", layer.weight.clone(memory_format=torch.contiguous_format))
         self.register_buffer("bias", None if layer.bias is None else layer.bias.clone())
 
-    def forward(self, g: Tensor | None, a: Tensor, total: Tensor | None = None, slope: Tensor | None = None) -> Tensor:
+    def forward(self, g: Tensor | None, a: Tensor, total: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
         noise = F.linear(a * a, self.weight, self.bias)
-        if slope is not None:
-            noise = noise * slope.square()
+        if factor is not None:
+            noise = noise * factor
         if g is None:
             return added(torch.diag_embed(noise) if self.full else noise, total)
         return weighted(g, noise, self.full, total)
