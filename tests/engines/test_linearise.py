@@ -239,7 +239,7 @@ def test_detach_is_an_identity() -> None:
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
 @pytest.mark.parametrize("name", ["mlp", "residual"])
 def test_exported_with_an_open_batch(name: str, suffix: str, tmp_path: Any) -> None:
-    from propagauss.predict.model import load  # reads both kinds of file
+    from propagauss.predict.models.loading import load  # reads both kinds of file
 
     model, x = built(name)
     model, x = model.float(), x.float()
