@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from propagauss.gaussian import Gaussian
-from propagauss.rules.elementwise.borders import Borders
 from propagauss.rules.elementwise.moments import MOMENTS, Moments, of_pieces
-from propagauss.rules.elementwise.panels import BASE, legendre, quadrature
 from propagauss.rules.elementwise.piecewise import as_pieces
+from propagauss.rules.elementwise.quadrature.borders import Borders
+from propagauss.rules.elementwise.quadrature.panels import BASE, legendre, quadrature
+from propagauss.rules.elementwise.quadrature.stretched import Stretched, stretched
+from propagauss.rules.elementwise.quadrature.two_scales import TwoScales, two_scales
 from propagauss.rules.elementwise.slopes import UNARY, Derivative, as_slope, with_slope
-from propagauss.rules.elementwise.stretched import Stretched, stretched
-from propagauss.rules.elementwise.two_scales import TwoScales, two_scales
 
 aten = torch.ops.aten
 Settings = tuple[tuple[Any, ...], dict[str, Any]]  # the op's other arguments, such as a slope

@@ -1,6 +1,6 @@
 """First two moments of `g(x)`, `x ~ N(m, v)`, in closed form.
 
-`two_scales.py` has rules for smooth activations, `panels.py` a quadrature for everything else.
+`quadrature/` has rules for smooth activations and for functions with one kink, and panels for everything else.
 
 Each function returns `E[g(x)]`, `Var[g(x)]` and `E[g'(x)]`. At zero variance they reduce to `g(m)`, 0, `g'(m)`.
 """

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from propagauss.rules.elementwise.design import Function, Keyed, agrees, grid, reference
 from propagauss.rules.elementwise.pieces import normal_tail
+from propagauss.rules.elementwise.quadrature.design import Function, Keyed, agrees, grid, reference
 
 aten = torch.ops.aten
 

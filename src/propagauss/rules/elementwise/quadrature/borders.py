@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from propagauss.rules.elementwise.panels import merged
 from propagauss.rules.elementwise.piecewise import PIECES
+from propagauss.rules.elementwise.quadrature.panels import merged
 from propagauss.rules.facts import facts, is_elementwise
 
 aten = torch.ops.aten

@@ -17,9 +17,9 @@ from functools import cache
 import torch
 from torch import Tensor, fx, nn
 
-from propagauss.rules.elementwise.borders import Borders
-from propagauss.rules.elementwise.design import Function, Keyed, agrees, grid, reference
-from propagauss.rules.elementwise.panels import least_variance, legendre
+from propagauss.rules.elementwise.quadrature.borders import Borders
+from propagauss.rules.elementwise.quadrature.design import Function, Keyed, agrees, grid, reference
+from propagauss.rules.elementwise.quadrature.panels import least_variance, legendre
 
 REACH = 6.1  # standard deviations
 CLOSE = 4.0  # a kink farther away does not count, and there is a border here instead:
