@@ -54,4 +54,6 @@ def linearise(
     check_samples_apart(traced)
     if posterior is not None and not traced.batch_is_dynamic:
         check_one_direction(traced, posterior)
-    return Sweep(traced, posterior, covariance == "full").run()
+    net = Sweep(traced, posterior, covariance == "full").run()
+    net.settings = {"outputs": outputs, "covariance": covariance, "output": output}
+    return net

@@ -72,6 +72,7 @@ def streamline(
     if attention == "covariance" and covariance == "diagonal":
         keep_value_covariance(traced)
     net = rewrite(traced, posterior, options)
+    net.settings = {**vars(options), "output": output, "variance_tolerance": variance_tolerance}
     if check:
         check_first_order(net, traced, posterior, flatten(*as_call(example))[0])
     return compress(net, net.leaves(example), variance_tolerance) if variance_tolerance else net
