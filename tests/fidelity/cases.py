@@ -1,0 +1,207 @@
+"""What is compared: trained networks with their posteriors, and the inputs on which they are asked.
+
+The digits are those of scikit-learn. Texts are first sentences of docstrings of Python's standard library, about
+networks or about numbers: they come with every Python, and MiniLM (its real weights) tells the two apart.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+
+import propagauss as pg
+from experiments.transformers.gpt_networks import BACKBONES
+from propagauss.demo import data
+from trained import NETWORKS, trained
+
+SEED = 0
+INPUTS, SENTENCES = 100, 40  # that are asked, the first of those held out
+HELD_OUT = 200  # sentences
+NARROW = 1e-6  # of a Laplace posterior's variances: there the first order is all there is
+TOKENS = 12
+ABOUT = (
+    "email.message ftplib http.client http.server imaplib ipaddress poplib smtplib socket socketserver ssl "
+    "urllib.parse urllib.request xmlrpc.client",
+    "calendar cmath datetime decimal fractions math numbers random statistics",
+)
+
+Asked = tuple[nn.Module, pg.Posterior, Tensor, Tensor]  # a network, its posterior, inputs and labels held out
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a table."""
+
+    network: str
+    posterior: str
+    build: Callable[[], Asked]
+    scale: float = 1.0  # of the posterior's variances
+    full: bool = False  # whether the full covariance fits
+    inputs: int = INPUTS
+
+    @property
+    def key(self) -> str:
+        return f"{self.network}; {self.posterior}"
+
+
+# -- digits
+
+
+def _make(name: str) -> nn.Module:
+    return next(make for title, make, _ in NETWORKS if title == name)()
+
+
+@functools.lru_cache(maxsize=1)
+def _by_adamw(name: str) -> nn.Module:
+    with _seeded():
+        return trained(_make(name), data.digits(SEED))
+
+
+def laplace_of_digits(name: str, structure: Literal["diagonal", "kronecker"]) -> Asked:
+    split, model = data.digits(SEED), _by_adamw(name)
+    posterior = pg.fit_laplace(model, split.train_loader, structure=structure, progress=False)
+    return model, posterior, *split.test
+
+
+def ivon_of_digits(name: str, epochs: int = 100, rate: float = 0.3) -> Asked:
+    """Trained from the start by IVON at temperature 0.1, as CNN and ViT learn nothing at 1; prior precision 5."""
+    import ivon
+
+    split = data.digits(SEED)
+    x, y = split.train
+    with _seeded():
+        model = _make(name)
+        ess = 10 * len(x)
+        options = {"ess": ess, "weight_decay": 5.0 / ess, "hess_init": 0.5, "beta2": 0.9999}
+        optimiser = ivon.IVON(model.parameters(), rate, **options)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
+        for _ in range(epochs):
+            for rows in torch.randperm(len(x)).split(64):
+                with optimiser.sampled_params(train=True):
+                    optimiser.zero_grad()
+                    F.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimiser.step()
+            schedule.step()
+    return model.eval(), pg.from_ivon(optimiser, model), *split.test
+
+
+def swag_of_digits(name: str, snapshots: int = 40, rate: float = 0.05) -> Asked:
+    """Weights after each epoch of SGD with a constant step, from those that AdamW found."""
+    split = data.digits(SEED)
+    x, y = split.train
+    model = _make(name)
+    model.load_state_dict(_by_adamw(name).state_dict())
+    average, seen = AveragedModel(model), []
+    optimiser = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
+    with _seeded():
+        for _ in range(snapshots):
+            for rows in torch.randperm(len(x)).split(64):
+                optimiser.zero_grad()
+                F.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimiser.step()
+            average.update_parameters(model)
+            seen.append({n: p.detach().clone() for n, p in model.named_parameters()})
+    return average.module.eval(), pg.from_swag(seen, average.module), *split.test
+
+
+# -- texts
+
+
+def minilm(*patterns: str) -> Asked:
+    """The last two blocks of MiniLM and a head, trained; what runs before them is the same for every sample."""
+    suffix, x, y = _trained_minilm()
+    train = list(zip(x[HELD_OUT:].split(64), y[HELD_OUT:].split(64), strict=True))
+    posterior = pg.fit_laplace(suffix, train, structure="diagonal", parameters=list(patterns), progress=False)
+    return suffix, posterior, x[:HELD_OUT], y[:HELD_OUT]
+
+
+@functools.lru_cache(maxsize=1)
+def _trained_minilm(epochs: int = 5) -> tuple[nn.Module, Tensor, Tensor]:
+    """With what enters it, in random order, the first held out."""
+    parts = BACKBONES["minilm"].load()
+    ids, y = _texts(parts.tokenizer)
+    with torch.no_grad():
+        x = torch.cat([parts.prefix(some) for some in ids.split(64)])
+    suffix = parts.suffix
+    with _seeded():
+        order = torch.randperm(len(x))
+        x, y = x[order], y[order]
+        optimiser = torch.optim.AdamW(suffix.parameters(), 1e-4)
+        for _ in range(epochs):
+            for rows in (HELD_OUT + torch.randperm(len(x) - HELD_OUT)).split(16):
+                optimiser.zero_grad()
+                F.cross_entropy(suffix(x[rows]), y[rows]).backward()
+                optimiser.step()
+    return suffix.eval(), x, y
+
+
+def _texts(tokenizer: object) -> tuple[Tensor, Tensor]:
+    """Sentences cut at `TOKENS` tokens, shorter ones left out, so that no mask is needed: ids `[N, TOKENS]`, labels."""
+    found: dict[tuple[int, ...], int] = {}
+    for label, modules in enumerate(ABOUT):
+        for sentence in sorted({s for m in modules.split() for s in _sentences(m)}):
+            ids = tokenizer(sentence, truncation=True, max_length=TOKENS)["input_ids"]  # type: ignore[operator]
+            if len(ids) == TOKENS:
+                found.setdefault(tuple(ids), label)
+    return torch.tensor(list(found)), torch.tensor(list(found.values()))
+
+
+def _sentences(name: str) -> list[str]:
+    """First paragraphs of the docstrings of a module's functions, classes and methods."""
+    module = importlib.import_module(name)
+    public = [o for n, o in vars(module).items() if not n.startswith("_") and (callable(o) or inspect.isclass(o))]
+    members = [m for o in public if inspect.isclass(o) for m in vars(o).values() if callable(m)]
+    texts = [o.__doc__ for o in (*public, *members) if isinstance(getattr(o, "__doc__", None), str)]
+    return [" ".join(t.strip().split("\n\n")[0].split()) for t in texts if t]
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """The global random numbers start from the seed inside, and are as before after."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        yield
+
+
+# -- the tables
+
+
+def _laplace(network: str, name: str, structure: Literal["diagonal", "kronecker"], full: bool) -> Case:
+    return Case(network, structure, functools.partial(laplace_of_digits, name, structure), NARROW, full)
+
+
+def _minilm(title: str, *patterns: str, full: bool = False) -> Case:
+    return Case(f"MiniLM, {title}", "diagonal", functools.partial(minilm, *patterns), NARROW, full, SENTENCES)
+
+
+MLP, CNN, RESIDUAL, VIT = (name for name, *_ in NETWORKS[:4])
+LAPLACE = (
+    _laplace("MLP", MLP, "diagonal", True),
+    _laplace("MLP", MLP, "kronecker", True),
+    _laplace("CNN", CNN, "diagonal", True),
+    _laplace("CNN", CNN, "kronecker", True),
+    _laplace("residual CNN", RESIDUAL, "diagonal", True),
+    _laplace("ViT", VIT, "diagonal", False),
+    _laplace("ViT", VIT, "kronecker", False),
+    _minilm("head", "head.*", full=True),
+    _minilm("last block", "blocks.1.*"),
+    _minilm("last block and the MLP before it", "blocks.1.*", "blocks.0.intermediate.*", "blocks.0.output.*"),
+)
+OWN_SCALE = (
+    Case("MLP", "IVON", functools.partial(ivon_of_digits, MLP), full=True),
+    Case("CNN", "IVON", functools.partial(ivon_of_digits, CNN)),
+    Case("ViT", "IVON", functools.partial(ivon_of_digits, VIT)),
+    Case("MLP", "SWAG", functools.partial(swag_of_digits, MLP), full=True),
+    Case("CNN", "SWAG", functools.partial(swag_of_digits, CNN)),
+    Case("ViT", "SWAG", functools.partial(swag_of_digits, VIT)),
+)
