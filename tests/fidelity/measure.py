@@ -15,7 +15,8 @@ import propagauss as pg
 from fidelity.cases import Case
 from propagauss.tasks.fidelity_report import rank_correlation
 
-SAMPLES, AT_ONCE = 10_000, 100
+SAMPLES = 10_000
+AT_ONCE = 2**25  # numbers that are drawn together
 Readings = dict[str, tuple[float, float, float]]  # engine -> sd ratio, rank correlation, mean error
 
 
@@ -23,15 +24,17 @@ Readings = dict[str, tuple[float, float, float]]  # engine -> sd ratio, rank cor
 def sampled(model: nn.Module, posterior: pg.Posterior, x: Tensor, title: str) -> list[Tensor]:
     """Variances `[N, outputs]` of two halves of the samples, and of all of them."""
     parameters = {n: p.detach() for n, p in model.named_parameters()}
-    posterior, generator = posterior.bind(parameters), torch.Generator().manual_seed(1)
+    posterior, generator, draws = posterior.bind(parameters), torch.Generator().manual_seed(1), {}
     centre = model(x).double()  # deviations from it are small; sums of their squares lose nothing
     sums = [torch.zeros(2, *centre.shape, dtype=torch.float64) for _ in range(2)]
-    for start in tqdm(range(0, SAMPLES, AT_ONCE), desc=title, disable=None, leave=False):
-        draws = posterior.sample(AT_ONCE, generator)
-        for s in range(AT_ONCE):
-            weights = {n: parameters[n] + d[s] for n, d in draws.items()}
-            moved = functional_call(model, weights, (x,)).double() - centre
-            sums[start >= SAMPLES // 2] += torch.stack([moved, moved.square()])
+    size = sum(parameters[n].numel() for n in posterior.names)
+    at_once = max(1, min(SAMPLES, AT_ONCE // size))
+    for s in tqdm(range(SAMPLES), desc=title, disable=None, leave=False):
+        if s % at_once == 0:
+            draws = posterior.sample(min(at_once, SAMPLES - s), generator)
+        weights = {n: parameters[n] + d[s % at_once] for n, d in draws.items()}
+        moved = functional_call(model, weights, (x,)).double() - centre
+        sums[s >= SAMPLES // 2] += torch.stack([moved, moved.square()])
     return [_variance(part, SAMPLES // 2) for part in sums] + [_variance(sums[0] + sums[1], SAMPLES)]
 
 

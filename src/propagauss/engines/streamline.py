@@ -59,6 +59,7 @@ def streamline(
             0 is exact. For the diagonal structure; layers with a Kronecker or full posterior stay as they are.
         check: compare the standard deviations with those of a few Jacobian products of the model on the example, and
             warn where they are off by more than a factor of three. It costs a few dozen forward passes.
+            `pg.tasks.fidelity` tells more, and `pg.linearise` is exact to first order.
         output: which field of a dataclass or dict output to return; `logits` if there is one, else the whole output.
     """
     options = Options(covariance, activation, attention, normalisation)

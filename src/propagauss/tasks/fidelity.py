@@ -68,6 +68,7 @@ def fidelity(
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}; it must be at least 1")
     given = _read(net, inputs, batch_size)
+    _check_outputs(net, given)
     steps = 2 + (len(posterior.names) if by_parameter and isinstance(posterior, Posterior) else 0)
     with tqdm(total=steps, desc="fidelity", disable=None if progress else True, leave=False) as bar:
         exact = _exact(net, model, posterior, given)
@@ -182,19 +183,32 @@ def _variances(net: Streamlined, given: _Given, which: int) -> _Variances:
         variance = g.variance.double().reshape(len(g.mean), -1)
         if not bool(variance.isfinite().all()):
             raise InputError(
-                f"the {net.word} network has variances that are not finite on these inputs: make the posterior narrower "
-                "with posterior.scale(), and look for inputs that are not finite"
+                f"the {net.word} network has variances that are not finite on these inputs: look for inputs that are "
+                "not finite, and make the posterior narrower with posterior.scale()"
             )
         total, entries = total + float(variance.sum()), entries + variance.numel()
         sds.append(variance.sqrt().mean(1).cpu())
     return _Variances(total / entries, torch.cat(sds))
 
 
+def _check_outputs(net: Streamlined, given: _Given) -> None:
+    leaves = net.leaves(given.batches[0])
+    for g in filter(_is_uncertain, net.outputs(leaves)):
+        if g.mean.dim() == 0 or g.mean.shape[0] != leaves[0].shape[0]:
+            raise InputError(
+                f"the output has shape {tuple(g.shape)} for inputs of shape {tuple(leaves[0].shape)}: fidelity needs "
+                "samples in the first dimension of both"
+            )
+
+
+def _is_uncertain(output: Any) -> bool:
+    return isinstance(output, Gaussian) and bool((output.variance != 0).any())
+
+
 def _uncertain_output(exact: Linearised, given: _Given) -> tuple[int, int]:
     """Which output of the model is meant, the only one with any variance, and its entries for an input."""
-    leaves = exact.leaves(given.batches[0])
-    results = exact.outputs(leaves)
-    found = [i for i, g in enumerate(results) if isinstance(g, Gaussian) and bool((g.variance != 0).any())]
+    results = exact.outputs(exact.leaves(given.batches[0]))
+    found = [i for i, g in enumerate(results) if _is_uncertain(g)]
     if not found:
         raise InputError(
             "no variance reaches the output, so there is nothing to compare: the posterior has none, or the model does "
@@ -205,11 +219,6 @@ def _uncertain_output(exact: Linearised, given: _Given) -> tuple[int, int]:
         raise InputError(
             f"the model returns {len(found)} uncertain outputs, of shapes {', '.join(map(str, shapes))}: streamline it "
             "with output= and the name of one of them, or wrap it in a module that returns one"
-        )
-    if not shapes[0] or shapes[0][0] != leaves[0].shape[0]:
-        raise InputError(
-            f"the output has shape {shapes[0]} for inputs of shape {tuple(leaves[0].shape)}: fidelity needs samples in "
-            "the first dimension of both"
         )
     return found[0], math.prod(shapes[0][1:])
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INPUTS, BETWEEN = "(inputs)", "(between parameters)"  # rows of the table that are no parameters
-CLOSE, RANKED = 1.25, 0.9  # a size within this factor, and a rank correlation of this or more, are fine
+CLOSE, RANKED = 1.2, 0.9  # a size within this factor, and a rank correlation of this or more, are fine
 FEW = 100  # outputs, for which linearise is the first advice
 
 
@@ -125,7 +125,7 @@ class Fidelity:
         ranks = "undefined" if math.isnan(self.rank_correlation) else f"{self.rank_correlation:.2f}"
         lines = [
             f"standard deviations over exact ones: {self.sd_ratio:.2f}",
-            f"rank correlation over {len(self.sd)} inputs: {ranks}",
+            f"rank correlation over {len(self.sd)} input{'s' * (len(self.sd) != 1)}: {ranks}",
         ]
         table = [str(self.by_parameter)] if len(self.by_parameter) else []
         return "\n".join([*table, *lines, self.advice])

@@ -89,12 +89,12 @@ def agreement(
     axes[0].plot(exact, found, "o", color=INSIDE, markersize=3.5, alpha=0.6)
     axes[0].set(xlabel="exact standard deviation", ylabel="standard deviation of the network")
     axes[0].set(xlim=(0, top), ylim=(0, top))
-    titles = ("share of the variance", "part of the sd that arrives")
-    for axis, title, values in zip(axes[1:], titles, list(zip(*rows, strict=True))[1:], strict=True):
-        places = range(len(rows))
-        axis.barh(places, np.nan_to_num(values), color=INSIDE if axis is axes[1] else OUTSIDE, height=0.7)
-        axis.set(title=title, yticks=places, yticklabels=[name for name, *_ in rows] if axis is axes[1] else [])
-        axis.axvline(0 if axis is axes[1] else 1, color="0.6", linewidth=1)
+    for axis, at, title, colour in zip(
+        axes[1:], (1, 2), ("share of the variance", "part of the sd that arrives"), (INSIDE, OUTSIDE), strict=False
+    ):
+        axis.barh(range(len(rows)), np.nan_to_num([row[at] for row in rows]), color=colour, height=0.7)
+        axis.set(title=title, yticks=range(len(rows)), yticklabels=[row[0] for row in rows] if at == 1 else [])
+        axis.axvline(at - 1, color="0.6", linewidth=1)  # nothing, and all of it
         axis.invert_yaxis()
     return figure
 
