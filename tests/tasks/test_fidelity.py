@@ -272,6 +272,14 @@ def test_rank_correlation_with_ties() -> None:
     assert math.isnan(rank_correlation(a, torch.ones(7))) and math.isnan(rank_correlation(a[:1], b[:1]))
 
 
+def test_the_plan_points_here_where_values_count_as_independent() -> None:
+    model, x = built("cnn")
+    posterior = posterior_of(model)
+    assert "pg.tasks.fidelity" in str(pg.streamline(model, posterior, x).plan)
+    assert "pg.tasks.fidelity" not in str(pg.streamline(model, posterior.select("4.*"), x).plan)
+    assert "pg.tasks.fidelity" not in str(pg.linearise(model, posterior, x).plan)
+
+
 # -- what it refuses
 
 

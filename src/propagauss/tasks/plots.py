@@ -90,7 +90,7 @@ def agreement(
     axes[0].set(xlabel="exact standard deviation", ylabel="standard deviation of the network")
     axes[0].set(xlim=(0, top), ylim=(0, top))
     for axis, at, title, colour in zip(
-        axes[1:], (1, 2), ("share of the variance", "part of the sd that arrives"), (INSIDE, OUTSIDE), strict=False
+        axes[1:], (1, 2), ("share of the variance", "sd that arrives"), (INSIDE, OUTSIDE), strict=False
     ):
         axis.barh(range(len(rows)), np.nan_to_num([row[at] for row in rows]), color=colour, height=0.7)
         axis.set(title=title, yticks=range(len(rows)), yticklabels=[row[0] for row in rows] if at == 1 else [])
