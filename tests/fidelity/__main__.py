@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from fidelity.cases import LAPLACE, OWN_SCALE, Case
-from fidelity.measure import measure
+from fidelity.measure import SAMPLES, measure
 
 RECORDS = Path(__file__).parents[2] / "results" / "cache" / "fidelity.json"
 WORDS = {
@@ -28,6 +29,7 @@ WORDS = {
     "full": "streamlined, full",
     "linearised": "linearised",
 }
+CHANCE = 1 / math.sqrt(math.pi * SAMPLES)  # the mean error of a right answer, from that of the samples
 
 
 def main() -> None:
@@ -89,9 +91,10 @@ def wide_table(records: dict[str, Any]) -> str:
     for case in OWN_SCALE:
         record = records[case.key]
         readings = record["readings"]
-        nearest = min(readings, key=lambda engine: readings[engine][2])
+        smallest = min(reading[2] for reading in readings.values())
+        nearest = [WORDS[e] for e in engines if e in readings and readings[e][2] < smallest + CHANCE]
         cells = [_triple(readings.get(e)) for e in engines]
-        lines.append([*_start(case, record), *cells, WORDS[nearest]])
+        lines.append([*_start(case, record), *cells, " and ".join(nearest) if smallest < 1 else "none"])
     return _joined(lines)
 
 
@@ -101,11 +104,18 @@ def _start(case: Case, record: dict[str, Any]) -> list[str]:
 
 
 def _pair(reading: list[float] | None) -> str:
-    return "–" if reading is None else f"{reading[0]:.2f} / {reading[1]:.2f}"
+    return "–" if reading is None else f"{_ratio(reading[0])} / {reading[1]:.2f}"
 
 
 def _triple(reading: list[float] | None) -> str:
-    return "–" if reading is None else f"{reading[0]:.2f} / {reading[1]:.2f} / {reading[2]:.0%}"
+    if reading is None:
+        return "–"
+    error = f"{reading[2]:.1%}" if reading[2] < 10 else f"{reading[2]:.0e} times"
+    return f"{_pair(reading)} / {error}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0e}"
 
 
 def _joined(lines: list[list[str]]) -> str:

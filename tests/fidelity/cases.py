@@ -74,8 +74,11 @@ def laplace_of_digits(name: str, structure: Literal["diagonal", "kronecker"]) ->
     return model, posterior, *split.test
 
 
-def ivon_of_digits(name: str, temperature: float, epochs: int = 100, rate: float = 0.3) -> Asked:
-    """Trained from the start by IVON, prior precision 5; a temperature below 1 counts the data more than once."""
+def ivon_of_digits(name: str, temperature: float, start: float, epochs: int = 100, rate: float = 0.3) -> Asked:
+    """Trained from the start by IVON, prior precision 5; a temperature below 1 counts the data more than once.
+
+    `start` is its first estimate of the Hessian: a small one makes wide posteriors.
+    """
     import ivon
 
     split = data.digits(SEED)
@@ -83,7 +86,7 @@ def ivon_of_digits(name: str, temperature: float, epochs: int = 100, rate: float
     with _seeded():
         model = _make(name)
         ess = len(x) / temperature
-        options = {"ess": ess, "weight_decay": 5.0 / ess, "hess_init": 0.5, "beta2": 0.9999}
+        options = {"ess": ess, "weight_decay": 5.0 / ess, "hess_init": start, "beta2": 0.9999}
         optimiser = ivon.IVON(model.parameters(), rate, **options)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
         for _ in range(epochs):
@@ -208,9 +211,13 @@ def _laplace(network: str, name: str, structure: Literal["diagonal", "kronecker"
     return Case(network, structure, functools.partial(laplace_of_digits, name, structure), NARROW, full)
 
 
-def _ivon(network: str, name: str, temperature: float, full: bool = False) -> Case:
-    build = functools.partial(ivon_of_digits, name, temperature)
-    return Case(network, f"IVON, temperature {temperature:g}", build, full=full)
+def _ivon(network: str, name: str, temperature: float, start: float, full: bool) -> Case:
+    build = functools.partial(ivon_of_digits, name, temperature, start)
+    return Case(network, f"IVON, temperature {temperature:g}, first Hessian {start:g}", build, full=full)
+
+
+def _fitted(network: str, name: str, full: bool) -> Case:
+    return Case(network, "Laplace as fitted", functools.partial(laplace_of_digits, name, "diagonal"), full=full)
 
 
 def _minilm(what: str, blocks: int) -> Case:
@@ -231,14 +238,10 @@ LAPLACE = (
     _minilm("last block", 1),
     _minilm("last two blocks", 2),
 )
+SMALL = (("MLP", MLP, True), ("CNN", CNN, True), ("ViT", VIT, False))
+WIDTHS = ((0.1, 0.5), (1.0, 0.5), (1.0, 0.05))  # temperature and first Hessian of IVON, from narrow to wide
 OWN_SCALE = (
-    _ivon("MLP", MLP, 1.0, full=True),
-    _ivon("CNN", CNN, 1.0),
-    _ivon("ViT", VIT, 1.0),
-    _ivon("MLP", MLP, 0.1, full=True),
-    _ivon("CNN", CNN, 0.1),
-    _ivon("ViT", VIT, 0.1),
-    Case("MLP", "SWAG", functools.partial(swag_of_digits, MLP), full=True),
-    Case("CNN", "SWAG", functools.partial(swag_of_digits, CNN)),
-    Case("ViT", "SWAG", functools.partial(swag_of_digits, VIT)),
+    *(_ivon(title, name, *width, full) for width in WIDTHS for title, name, full in SMALL),
+    *(Case(title, "SWAG", functools.partial(swag_of_digits, name), full=full) for title, name, full in SMALL),
+    *(_fitted(title, name, full) for title, name, full in SMALL),
 )
