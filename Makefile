@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -q --no-compile -c constraints.txt
 DEV := $(VENV)/.dev $(VENV)/.timm
 
-.PHONY: help demo reproduce test coverage referee families lint format docs bench setup clean distclean
+.PHONY: help demo reproduce test coverage referee families fidelity lint format docs bench setup clean distclean
 
 help:
 	@echo "make demo      train, fit posteriors and compare predictions on bundled data"
@@ -21,6 +21,7 @@ help:
 	@echo "make docs      build the documentation into site/"
 	@echo "make bench     speed and memory against other libraries"
 	@echo "make families  which model families streamline, and why the others do not (hours; it resumes)"
+	@echo "make fidelity  trained networks against 10,000 samples of their weights; writes docs/fidelity.md (it resumes)"
 	@echo "make setup     only install what the targets above need"
 	@echo "make clean     remove what the targets above produced; distclean: .venv as well"
 
@@ -63,6 +64,9 @@ bench: $(DEV)
 
 families: $(DEV)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m families run $(ARGS)
+
+fidelity: $(DEV)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fidelity --write docs/fidelity.md $(ARGS)
 
 setup: $(DEV)
 

@@ -87,6 +87,7 @@ def test_warns_about_a_weight_shared_over_positions():
     model, x = pooled(), positive(2, 3, SIDE, SIDE)
     net, said = checked(model, posterior(model), x)
     assert len(said) == 1 and "output are about" in said[0] and "covariance='diagonal'" in said[0]
+    assert "pg.linearise" in said[0] and "pg.tasks.fidelity" in said[0]
     found = float(re.search(r"about ([\d.e-]+) times", said[0]).group(1))
     true = float((net(x).variance.mean() / exact(model, posterior(model), x).mean()).sqrt())
     assert true < 1 / 3 and found == pytest.approx(true, rel=0.4)  # sixteen draws

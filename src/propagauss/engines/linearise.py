@@ -62,4 +62,6 @@ def linearise(
     choice = choose(wanted, traced)
     if posterior is not None and not traced.batch_is_dynamic:
         check_one_direction(traced, posterior, choice)
-    return Sweep(traced, posterior, covariance == "full", choice).run()
+    net = Sweep(traced, posterior, covariance == "full", choice).run()
+    net.settings = {"outputs": outputs, "covariance": covariance, "output": output}
+    return net

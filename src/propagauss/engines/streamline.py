@@ -59,6 +59,7 @@ def streamline(
             0 is exact. For the diagonal structure; layers with a Kronecker or full posterior stay as they are.
         check: compare the standard deviations with those of a few Jacobian products of the model on the example, and
             warn where they are off by more than a factor of three. It costs a few dozen forward passes.
+            `pg.tasks.fidelity` tells more, and `pg.linearise` is exact to first order.
         output: which field of a dataclass or dict output to return; `logits` if there is one, else the whole output.
     """
     options = Options(covariance, activation, attention, normalisation)
@@ -72,6 +73,7 @@ def streamline(
     if attention == "covariance" and covariance == "diagonal":
         keep_value_covariance(traced)
     net = rewrite(traced, posterior, options)
+    net.settings = {**vars(options), "output": output, "variance_tolerance": variance_tolerance}
     if check:
         check_first_order(net, traced, posterior, flatten(*as_call(example))[0])
     return compress(net, net.leaves(example), variance_tolerance) if variance_tolerance else net

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+POINTER = "pg.tasks.fidelity measures what counting as independent costs; pg.linearise does without"
+
 
 @dataclass(frozen=True)
 class Step:
@@ -55,4 +57,10 @@ class Plan:
             f"{len(self.steps)} ops on uncertain values, {self.untouched} ops untouched, "
             f"{len(self.parameters)} random parameters"
         )
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *self.notes, *([POINTER] if self.takes_as_independent else [])])
+
+    @property
+    def takes_as_independent(self) -> bool:
+        """Whether values that move together count as independent anywhere, or random parameters have no effect."""
+        assumed = [s.note if s.structure == "diagonal" else s.note.partition("(diagonal:")[0] for s in self.steps]
+        return any("independent" in text or "no effect" in text for text in (*assumed, *self.notes))

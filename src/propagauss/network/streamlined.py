@@ -70,13 +70,17 @@ class Streamlined(nn.Module):
     """A streamlined network: `net(x)` is the `Gaussian` at the model's output.
 
     Every floating-point output of the model becomes a Gaussian (of zero variance where nothing random reaches it), in
-    the structure the model returns. `net.plan` says what happens at each op, `net.code` is the generated forward.
+    the structure the model returns. `net.plan` says what happens at each op, `net.code` is the generated forward, and
+    `net.settings` are the options it was made with: `streamline(model, posterior, example, **net.settings)`.
     """
+
+    word = "streamlined"
 
     def __init__(self, body: fx.GraphModule, plan: Plan, traced: Traced):
         super().__init__()
         self.body = body
         self.plan = plan
+        self.settings: dict[str, Any] = {}
         self._in_spec = traced.in_spec
         self._out_spec = traced.out_spec
         self.slots = _slots(traced)
@@ -124,7 +128,7 @@ class Streamlined(nn.Module):
         if torch.compiler.is_compiling() or batch <= size or any(leaf.shape[0] != batch for leaf in leaves):
             return self._whole(leaves)
         starts = range(0, batch, size)
-        found = [self._whole([_rows(leaf, slice(start, start + size)) for leaf in leaves]) for start in starts]
+        found = [self._whole([rows_of(leaf, slice(start, start + size)) for leaf in leaves]) for start in starts]
         return tuple(_joined(parts) for parts in zip(*found, strict=True))
 
     def leaves(self, example: Any) -> list[Any]:
@@ -163,8 +167,8 @@ def _has_batch_first(output: Any, symbols: set[Any]) -> bool:
     return len(shape) > 0 and depends(shape[0], symbols)
 
 
-def _rows(leaf: Any, which: slice) -> Any:
-    """A few samples of a tensor, or of all that a Gaussian stores."""
+def rows_of(leaf: Any, which: slice) -> Any:
+    """Some samples of a tensor, or of all that a Gaussian stores."""
     return pytree.tree_map(lambda t: t[which], leaf)
 
 

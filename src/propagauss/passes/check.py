@@ -62,8 +62,9 @@ def check_first_order(net: Streamlined, traced: Traced, posterior: Posterior | N
             warnings.warn(
                 f"the standard deviations of output{which} are about {ratio:.2g} times those of the model's own "
                 "derivatives on the example: values that move together count as independent in "
-                f"covariance={g.structure!r} (net.plan says where). Do not trust their size or their ranking: make "
-                "fewer layers random, or use covariance='full' where the network is small enough.",
+                f"covariance={g.structure!r} (net.plan says where). Do not trust their size or their ranking: use "
+                "pg.linearise, which is exact to first order, or make fewer layers random. "
+                "pg.tasks.fidelity(net, model, posterior, inputs) says which parameters lose most.",
                 stacklevel=3,
             )
 

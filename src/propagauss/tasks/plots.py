@@ -78,6 +78,27 @@ def curves(epsilon: np.ndarray, errors: np.ndarray, label: str, figure: Figure |
     return figure
 
 
+def agreement(
+    exact: np.ndarray, found: np.ndarray, rows: Sequence[tuple[str, float, float]], figure: Figure | None = None
+) -> Figure:
+    """`found` against `exact` standard deviations `[N]`; beside it, for each `(name, share, arrives)`, two bars."""
+    figure = figure or new_figure(8.4 if rows else 3.4, max(3.2, 0.8 + 0.28 * len(rows)))
+    axes = figure.subplots(1, 3 if rows else 1, squeeze=False, width_ratios=[1.4, 1, 1] if rows else None)[0]
+    top = 1.05 * max(exact.max(), found.max())
+    axes[0].plot([0, top], [0, top], color="0.6", linewidth=1)
+    axes[0].plot(exact, found, "o", color=INSIDE, markersize=3.5, alpha=0.6)
+    axes[0].set(xlabel="exact standard deviation", ylabel="standard deviation of the network")
+    axes[0].set(xlim=(0, top), ylim=(0, top))
+    for axis, at, title, colour in zip(
+        axes[1:], (1, 2), ("share of the variance", "sd that arrives"), (INSIDE, OUTSIDE), strict=False
+    ):
+        axis.barh(range(len(rows)), np.nan_to_num([row[at] for row in rows]), color=colour, height=0.7)
+        axis.set(title=title, yticks=range(len(rows)), yticklabels=[row[0] for row in rows] if at == 1 else [])
+        axis.axvline(at - 1, color="0.6", linewidth=1)  # nothing, and all of it
+        axis.invert_yaxis()
+    return figure
+
+
 def images(values: Tensor) -> list[np.ndarray]:
     """Each sample as `[height, width]`: channels averaged, square vectors folded, other vectors as a line."""
     values = values.detach().cpu().double()
