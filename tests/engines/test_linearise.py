@@ -296,6 +296,22 @@ def test_a_batch_that_is_taken_apart() -> None:
         pg.linearise(model, make_posterior(model, "diagonal"), x)
 
 
+@pytest.mark.parametrize("shape", ["batch last", "two rows for each sample"])
+def test_an_output_without_samples_first(shape: str) -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            return h.mT if shape == "batch last" else h.reshape(-1, 2)
+
+    model, x = seeded(Turned), torch.randn(B, 5).double()
+    with pytest.raises(pg.UnsupportedOpError, match=r"first dimension|depends on the others"):
+        pg.linearise(model, make_posterior(model, "diagonal"), x)
+
+
 def test_a_huge_output() -> None:
     model = nn.Linear(2, 10_000)
     posterior = pg.DiagonalPosterior({"bias": torch.ones(10_000)})

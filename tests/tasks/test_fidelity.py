@@ -335,3 +335,17 @@ def test_samples_must_come_first() -> None:
     posterior = posterior_of(model)
     with pytest.raises(pg.InputError, match=r"shape \(3, 12\) for inputs of shape \(12, 4\)"):
         pg.tasks.fidelity(pg.streamline(model, posterior, x), model, posterior, x)
+
+
+@pytest.mark.parametrize("outputs", [2, [0, 3]])
+def test_some_outputs_of_many(outputs: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5)).double().eval()
+    x = torch.randn(7, 3).double()
+    posterior = pg.DiagonalPosterior({n: 1e-4 * torch.rand_like(p) for n, p in model.named_parameters()})
+    net = pg.streamline(model, posterior, x)
+    found = pg.tasks.fidelity(net, model, posterior, x, outputs=outputs, by_parameter=False, progress=False)
+    index = model(x).topk(2).indices if outputs == 2 else torch.tensor(outputs).expand(7, 2)
+    exact = pg.baselines.GLM(model, posterior)(x).variance.gather(-1, index)
+    ours = net(x).variance.gather(-1, index)
+    assert found.sd_ratio == pytest.approx(float((ours.mean() / exact.mean()).sqrt()))

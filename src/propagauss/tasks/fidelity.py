@@ -9,8 +9,8 @@ from __future__ import annotations
 import glob
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ def fidelity(
     inputs: Any,
     *,
     by_parameter: bool = True,
+    outputs: int | Sequence[int] | None = None,
     batch_size: int = 64,
     progress: bool = True,
 ) -> Fidelity:
@@ -54,6 +55,7 @@ def fidelity(
             dozen of the kind that it will see.
         by_parameter: whether to make the table, for which the model is streamlined and linearised once for every
             parameter of the posterior.
+        outputs: for models with many: compare so many of the largest ones, or these, as `pg.linearise` takes it.
         batch_size: how many inputs go through together.
         progress: whether to show a bar, on terminals only.
 
@@ -67,12 +69,12 @@ def fidelity(
         )
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}; it must be at least 1")
-    given = _read(net, inputs, batch_size)
+    given = replace(_read(net, inputs, batch_size), outputs=outputs)
     _check_outputs(net, given)
     steps = 2 + (len(posterior.names) if by_parameter and isinstance(posterior, Posterior) else 0)
     with tqdm(total=steps, desc="fidelity", disable=None if progress else True, leave=False) as bar:
         exact = _exact(net, model, posterior, given)
-        which, outputs = _uncertain_output(exact, given)
+        which, entries = _uncertain_output(exact, given)
         true = _variances(exact, given, which)
         bar.update()
         found = _variances(net, given, which)
@@ -81,7 +83,7 @@ def fidelity(
         rows = _rows(net, model, posterior, given, which, true.mean, bar) if by_parameter else ()
     ranks = rank_correlation(found.sd, true.sd)
     ratio = math.sqrt(found.mean / true.mean)
-    return Fidelity(ratio, ranks, Table(tuple(rows)), found.sd, true.sd, outputs, isinstance(net, Linearised))
+    return Fidelity(ratio, ranks, Table(tuple(rows)), found.sd, true.sd, entries, isinstance(net, Linearised))
 
 
 # -- inputs
@@ -93,10 +95,23 @@ class _Given:
 
     batches: list[Any]
     example: Any
+    outputs: int | Sequence[int] | None = None  # which are compared; None for all
 
     def certain(self) -> _Given:
         """The same with every Gaussian replaced by its mean."""
-        return _Given([_mapped(mean_of, b) for b in self.batches], _mapped(mean_of, self.example))
+        batches = [_mapped(mean_of, b) for b in self.batches]
+        return replace(self, batches=batches, example=_mapped(mean_of, self.example))
+
+    def variance(self, g: Gaussian) -> Tensor:
+        """Of the outputs that are compared: `[B, entries]`."""
+        found = g.variance.double()
+        if self.outputs is not None:
+            if isinstance(self.outputs, int):
+                index = g.mean.topk(min(self.outputs, g.mean.shape[-1]), -1).indices
+            else:
+                index = torch.tensor(self.outputs, device=g.device).expand(*g.mean.shape[:-1], -1)
+            found = found.gather(-1, index)
+        return found.reshape(len(g.mean), -1)
 
 
 def _read(net: Streamlined, inputs: Any, size: int) -> _Given:
@@ -130,9 +145,10 @@ def _mapped(function: Any, inputs: Any) -> Any:
 
 
 def _exact(net: Streamlined, model: nn.Module, posterior: Posterior | None, given: _Given) -> Linearised:
-    """The exact answer for what `net` returns. Which outputs it is computed for is decided here."""
+    """The exact answer for what `net` returns, for the outputs that are compared."""
     settings = net.settings if isinstance(net, Linearised) else {"output": net.settings["output"]}
-    return linearise(model, posterior, given.example, **{**settings, "covariance": "diagonal"})
+    chosen = {} if given.outputs is None else {"outputs": given.outputs}
+    return linearise(model, posterior, given.example, **{**settings, **chosen, "covariance": "diagonal"})
 
 
 def _remade(net: Streamlined, model: nn.Module, posterior: Posterior | None, given: _Given) -> Streamlined:
@@ -153,7 +169,7 @@ def _check_origin(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they came when the network was made
         again = exact if isinstance(net, Linearised) else _remade(net, model, posterior, given)
-    first = _Given(given.batches[:1], given.example)
+    first = replace(given, batches=given.batches[:1])
     ours, theirs = (_variances(n, first, which) for n in (net, again))
     precision = torch.finfo(net.outputs(net.leaves(given.batches[0]))[which].dtype).eps
     allowed = SAME + 3 * net.settings.get("variance_tolerance", 0.0) + 10 * precision
@@ -180,7 +196,7 @@ def _variances(net: Streamlined, given: _Given, which: int) -> _Variances:
     for batch in given.batches:
         leaves = net.leaves(batch)
         g = net.outputs(leaves)[which]
-        variance = g.variance.double().reshape(len(g.mean), -1)
+        variance = given.variance(g)
         if not bool(variance.isfinite().all()):
             raise InputError(
                 f"the {net.word} network has variances that are not finite on these inputs: look for inputs that are "
@@ -220,7 +236,7 @@ def _uncertain_output(exact: Linearised, given: _Given) -> tuple[int, int]:
             f"the model returns {len(found)} uncertain outputs, of shapes {', '.join(map(str, shapes))}: streamline it "
             "with output= and the name of one of them, or wrap it in a module that returns one"
         )
-    return found[0], math.prod(shapes[0][1:])
+    return found[0], given.variance(results[found[0]]).shape[1]
 
 
 def _rows(

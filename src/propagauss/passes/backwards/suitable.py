@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from torch import fx
 
 from propagauss.errors import InputError, UnsupportedOpError
-from propagauss.nodes import module_path, nodes_in, op_name, reached
+from propagauss.nodes import hint, module_path, nodes_in, op_name, reached
 from propagauss.passes.backwards.samples import Axis
 from propagauss.rules.registry import Signature
 from propagauss.tracing.trace import Traced
@@ -25,6 +25,18 @@ def check_batch(traced: Traced, active: AbstractSet[fx.Node], axes: Mapping[fx.N
             f"cannot linearise this model: {op_name(lost.target)} at '{module_path(lost)}' takes the batch apart, "
             "or moves it where it cannot be followed. Let the model treat all samples at once, the batch first."
         )
+
+
+def check_outputs(traced: Traced, active: AbstractSet[fx.Node], axes: Mapping[fx.Node, Axis]) -> None:
+    """Every uncertain output must have one row for each sample."""
+    for output in traced.outputs:
+        if isinstance(output, fx.Node) and output in active and axes.get(output) != (0, 1):
+            shape = [hint(n) for n in output.meta["val"].shape]
+            raise UnsupportedOpError(
+                f"cannot linearise this model: for {traced.batch} inputs its output has shape {shape}, with samples "
+                "not in the first dimension, or not one row for each. Let the model return samples first, as with "
+                "transpose"
+            )
 
 
 def check_keywords(traced: Traced, active: AbstractSet[fx.Node]) -> None:

@@ -33,7 +33,7 @@ from propagauss.passes.backwards.gates import move_gates
 from propagauss.passes.backwards.layers import at_positions, behind, layer, on_patches
 from propagauss.passes.backwards.results import of_input, seed, seed_unless_whole, weight_rows
 from propagauss.passes.backwards.samples import apart, axes, fronted
-from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_size
+from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_outputs, check_size
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
 from propagauss.posteriors.roots import joint_root, own_root
@@ -76,6 +76,7 @@ class Sweep:
     def run(self) -> Linearised:
         check_batch(self.traced, self.active, self.axes)
         check_keywords(self.traced, self.active)
+        check_outputs(self.traced, self.active, self.axes)
         self._forward()
         self.graph.output(tuple(self._result(i, output) for i, output in enumerate(self.traced.outputs)))
         move_gates(self.graph, self.root)
