@@ -39,16 +39,20 @@ class Selection:
     length: int = 1
     index: fx.Node | None = None
 
-    def fits(self, x: fx.Node, symbols: set[Any]) -> bool:
-        shape = x.meta["val"].shape
-        return self.index is None or (depends(shape[0], symbols) and not any(is_open(s) for s in shape[1:]))
+    def fits(self, x: fx.Node) -> bool:
+        """Whether the positions of `x` can be taken: one for each sample only where samples are its rows."""
+        same = self.index is None or (shape_of(x) or ())[:1] == shape_of(self.index)
+        return same and (self.index is None or not any(is_open(s) for s in x.meta["val"].shape[1:]))
 
     def take(self, graph: fx.Graph, x: fx.Node, dim: int) -> fx.Node:
         """The positions, in a dimension of this length at the same place."""
         if self.index is None:
             return call(graph, x, aten.slice.Tensor, x, dim, self.start, self.start + self.length)
         shape = x.meta["val"].shape
-        column = call(graph, self.index, aten.reshape.default, self.index, [-1] + [1] * (len(shape) - 1))
+        counted = call(graph, self.index, aten.add.Scalar, self.index, hint(shape[dim]))  # negative: from the end
+        negative = call(graph, self.index, aten.lt.Scalar, self.index, 0)
+        index = call(graph, self.index, aten.where.self, negative, counted, self.index)
+        column = call(graph, self.index, aten.reshape.default, index, [-1] + [1] * (len(shape) - 1))
         sizes = [-1, *(1 if d == dim else hint(s) for d, s in enumerate(shape) if d)]
         return call(graph, x, aten.gather.default, x, dim, call(graph, self.index, aten.expand.default, column, sizes))
 
@@ -102,7 +106,7 @@ class _Mover:
             return taken
 
         arguments = [a for a in node.all_input_nodes if isinstance(a.meta.get("val"), Tensor)]
-        if not all(selection.fits(a, self.traced.batch_symbols) for a in _sliced(node, dim, selection, arguments)):
+        if not all(selection.fits(a) for a in _sliced(node, dim, selection, arguments)):
             return
         with self.graph.inserting_before(min(node.users)):
             steps = _moved(node, dim, selection, take)
@@ -232,7 +236,9 @@ def _attention(node: fx.Node, dim: int, selection: Selection, take: Take) -> Ste
         ends = selection.index is None and selection.length == 1 and selection.start == positions - 1
         if not ends or positions != hint(k.meta["val"].shape[-2]):  # type: ignore[union-attr]
             return None
-    if mask is not None:
+    if q.meta["val"].dim() != node.meta["val"].dim():  # type: ignore[union-attr]
+        return None
+    if mask is not None and mask.meta["val"].dim() > 1:
         rows = mask.meta["val"].shape
         mask = mask if hint(rows[-2]) == 1 else take(mask, len(rows) - 2)
     rest = {name: v for name, v in node.kwargs.items() if name in ("scale", "enable_gqa")}
@@ -250,7 +256,7 @@ def _reshaped(node: fx.Node, dim: int, selection: Selection, take: Take) -> Step
     if at is not None:
         return [(aten.reshape.default, (take(source, at), sizes), {})]
     flat = source.args[1] if source.target == aten.addmm.default and len(source.users) == 1 else None
-    if flat is None or flat.target not in _RESHAPES:
+    if flat is None or flat.target not in _RESHAPES or source.args[0].meta["val"].dim() != 1:
         return None
     x = flat.args[0]
     if (shape_of(x) or ())[:-1] != (shape_of(node) or ())[:-1] or dim == len(shape) - 1:

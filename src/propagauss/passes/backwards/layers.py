@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from propagauss.nodes import hint, is_transpose
-from propagauss.passes.backwards.samples import Axis, fronted
+from propagauss.passes.backwards.samples import PLAIN, Axis, fronted
 from propagauss.rules.adjoints.images import CONVOLUTIONS, patches, settings
 
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ class Layer:
         return entries // (batch * self.results)
 
     def has_one_vector(self, axis: Axis | None) -> bool:
-        return axis == (0, 1) and not self.is_convolution and self.x.meta["val"].dim() == 2
+        return axis == PLAIN and not self.is_convolution and self.x.meta["val"].dim() == 2
 
 
 def layer(node: fx.Node, is_random: Callable[[fx.Node], bool]) -> Layer | None:
@@ -63,7 +63,7 @@ def layer(node: fx.Node, is_random: Callable[[fx.Node], bool]) -> Layer | None:
     if places is None or node.kwargs:
         return None
     x, weight, bias = (node.args[i] if i < len(node.args) else None for i in places)
-    if not isinstance(x, fx.Node) or not isinstance(weight, fx.Node):
+    if not isinstance(x, fx.Node) or not isinstance(weight, fx.Node) or weight.meta["val"].dim() < 2:
         return None
     stored, transposed = weight, node.target == aten.addmm.default
     while is_transpose(stored) and len(stored.users) == 1 and isinstance(stored.args[0], fx.Node):
@@ -82,9 +82,9 @@ def _groups(node: fx.Node) -> Any:
     return node.args[6] if len(node.args) > 6 else 1
 
 
-def at_positions(t: Tensor, dim: int, rows: int, lead: int = 0) -> Tensor:
-    """Vectors in the last dimension, samples in dimension `dim` -> `[*lead, B, n, positions]`."""
-    t = fronted(t, dim, rows, lead)
+def at_positions(t: Tensor, dim: int, rows: int, before: int, lead: int = 0) -> Tensor:
+    """Vectors in the last dimension, samples along the axis -> `[*lead, B, n, positions]`."""
+    t = fronted(t, dim, rows, before, lead)
     return t.reshape(*t.shape[: lead + 1], -1, t.shape[-1]).mT
 
 

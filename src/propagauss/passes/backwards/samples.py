@@ -14,10 +14,17 @@ _REPEATS = (torch.ops.aten.expand.default, torch.ops.aten.repeat.default, torch.
 
 
 class Axis(NamedTuple):
-    """The dimension of a value that counts samples, and how many of its rows belong to one of them."""
+    """The dimension of a value that counts samples, and how many of its rows belong to one of them.
+
+    Rows are in the order `[before, samples, rows / before]`.
+    """
 
     dim: int
     rows: int
+    before: int = 1
+
+
+PLAIN = Axis(0, 1)  # samples first, one row for each
 
 
 def axes(traced: Traced) -> dict[fx.Node, Axis]:
@@ -60,13 +67,18 @@ def _axis(value: Tensor, traced: Traced) -> Axis | None:
     return None
 
 
-def fronted(t: Tensor, dim: int, rows: int, lead: int = 0) -> Tensor:
+def fronted(t: Tensor, dim: int, rows: int, before: int = 1, lead: int = 0) -> Tensor:
     """Samples first, after `lead` other dimensions; the rows of a sample, if several, stay where they were."""
     at = lead + dim
+    if before > 1:
+        return t.unflatten(at, (before, -1, rows // before)).movedim(at + 1, lead)
     t = t.unflatten(at, (-1, rows)) if rows > 1 else t
     return t.movedim(at, lead) if dim else t
 
 
-def apart(t: Tensor, dim: int, rows: int, lead: int = 0) -> Tensor:
+def apart(t: Tensor, dim: int, rows: int, before: int = 1, lead: int = 0) -> Tensor:
     """The rows of each sample in a dimension of their own, behind one for samples at the same place."""
-    return t.unflatten(lead + dim, (-1, rows))
+    at = lead + dim
+    if before > 1:
+        return t.unflatten(at, (before, -1, rows // before)).movedim(at + 1, at).flatten(at + 1, at + 2)
+    return t.unflatten(at, (-1, rows))

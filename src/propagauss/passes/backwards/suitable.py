@@ -9,7 +9,7 @@ from torch import fx
 
 from propagauss.errors import InputError, UnsupportedOpError
 from propagauss.nodes import hint, module_path, nodes_in, op_name, reached
-from propagauss.passes.backwards.samples import Axis
+from propagauss.passes.backwards.samples import PLAIN, Axis
 from propagauss.rules.registry import Signature
 from propagauss.tracing.trace import Traced
 
@@ -30,7 +30,7 @@ def check_batch(traced: Traced, active: AbstractSet[fx.Node], axes: Mapping[fx.N
 def check_outputs(traced: Traced, active: AbstractSet[fx.Node], axes: Mapping[fx.Node, Axis]) -> None:
     """Every uncertain output must have one row for each sample."""
     for output in traced.outputs:
-        if isinstance(output, fx.Node) and output in active and axes.get(output) != (0, 1):
+        if isinstance(output, fx.Node) and output in active and axes.get(output) != PLAIN:
             shape = [hint(n) for n in output.meta["val"].shape]
             raise UnsupportedOpError(
                 f"cannot linearise this model: for {traced.batch} inputs its output has shape {shape}, with samples "

@@ -31,8 +31,9 @@ from propagauss.passes.backwards.arguments import has_complex, has_derivative, i
 from propagauss.passes.backwards.choice import Choice, ChosenRows, Seeds
 from propagauss.passes.backwards.gates import move_gates
 from propagauss.passes.backwards.layers import at_positions, behind, layer, on_patches
+from propagauss.passes.backwards.layout import observed
 from propagauss.passes.backwards.results import of_input, seed, seed_unless_whole, weight_rows
-from propagauss.passes.backwards.samples import apart, axes, fronted
+from propagauss.passes.backwards.samples import PLAIN, apart, axes, fronted
 from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_outputs, check_size
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
@@ -61,7 +62,7 @@ class Sweep:
             for n in traced.graph.nodes
             if n.op == "placeholder" and traced.parameters.get(n.name) in names
         }
-        self.axes = axes(traced)
+        self.axes = observed(traced, axes(traced))
         self.active = self._active()
         self.sensitivity: dict[fx.Node, Any] = {}
         self.shared: dict[str, fx.Node] = {}  # Jacobians of parameters with several uses, so far
@@ -224,7 +225,7 @@ class Sweep:
         op, axis = node.target, self.axes[node]
         inputs = {i: self.axes[a] for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a in self.axes}
         found = None if has_complex(node) else PER_SAMPLE.get(op)
-        first = axis.dim == 0 and axis.rows == 1
+        first = axis == PLAIN
         fits = all(a == axis for a in inputs.values()) and (first or op in _ROWS) if inputs else first
         if found is not None and fits:
             self._note(node, "adjoint")
@@ -270,7 +271,7 @@ class Sweep:
         else:
             sizes = Sizes(self.entries, found.positions(self.traced.batch), found.results, found.inputs)
             form = shared_form(own, self.full, sizes)
-            if form is None or (found.is_convolution and axis != (0, 1)):
+            if form is None or (found.is_convolution and axis != PLAIN):
                 return set()
             self.values = max(self.values, found.inputs * (sizes.positions or 1) // self.entries)
             if found.is_convolution:
@@ -285,7 +286,7 @@ class Sweep:
 
     def _as_embedding(self, node: fx.Node, g: Any) -> set[fx.Node]:
         table, index = node.args[:2]
-        if table not in self.leaves or not self._used_once(table) or self.axes.get(index) != (0, 1):  # type: ignore[arg-type]
+        if table not in self.leaves or not self._used_once(table) or self.axes.get(index) != PLAIN:  # type: ignore[arg-type]
             return set()
         if type(self.posterior) is not DiagonalPosterior:
             return set()

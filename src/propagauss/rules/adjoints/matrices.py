@@ -17,6 +17,8 @@ aten = torch.ops.aten
 @adjoint(aten.linear.default)
 def linear(g: Tensor, i: int, y: Tensor, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     """`y = x Wᵀ + b`: `g W`; for a weight without samples `Σ_t g_t x_tᵀ`"""
+    if w.dim() == 1:
+        return _by_row(linear, g, i, y, x, w)
     if i == 0:
         return g @ w
     lead = g.dim() - y.dim()
@@ -27,8 +29,16 @@ def linear(g: Tensor, i: int, y: Tensor, x: Tensor, w: Tensor, b: Tensor | None 
 @adjoint(aten.linear.default, per_sample=True)
 def linear_per_sample(g: Tensor, i: int, y: Tensor, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     """`M_k = Σ_t g_kt x_tᵀ` for the weight, `Σ_t g_kt` for the bias, `t` the positions of a sample."""
+    if w.dim() == 1:
+        return _by_row(linear_per_sample, g, i, y, x, w)
     g = g.reshape(*g.shape[:2], -1, g.shape[-1])  # [K, B, T, out]
     return g.mT @ x.reshape(x.shape[0], -1, x.shape[-1]) if i == 1 else g.sum(2)
+
+
+def _by_row(pull: Any, g: Tensor, i: int, y: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    """A weight that is a vector, as a matrix of one row."""
+    found = pull(g.unsqueeze(-1), i, y.unsqueeze(-1), x, w.unsqueeze(0))
+    return found if i == 0 else found.squeeze(-2) if i == 1 else found.squeeze(-1)
 
 
 @adjoint(aten.addmm.default)
