@@ -105,6 +105,7 @@ def test_activations(mode: Any, ending: str, tmp_path: Path) -> None:
     """Of those in torch.nn, the ones whose derivative the exporters could not follow, and their like."""
     torch.manual_seed(0)
     kinds = (nn.SELU, nn.Mish, nn.Hardshrink, nn.Softshrink, nn.Hardswish, nn.CELU, nn.Softsign, nn.Tanhshrink)
+    kinds = (*kinds, lambda: nn.Threshold(0.1, -1.0))
     model = nn.Sequential(*(m for kind in kinds for m in (nn.Linear(6, 6), kind()))).eval()
     x = 2 * torch.randn(5, 6)
     classifier = pg.Classifier(pg.streamline(model, posterior(model), x, activation=mode))

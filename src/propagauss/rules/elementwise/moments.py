@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from propagauss.rules.elementwise.exponential import celu, elu, selu
-from propagauss.rules.elementwise.pieces import FAR, Pieces, normal_tail, split, wide
+from propagauss.rules.elementwise.pieces import Pieces, split
 from propagauss.rules.elementwise.piecewise import PIECES
+from propagauss.rules.elementwise.thresholds import hardshrink, hardswish, softshrink, threshold
 
 aten = torch.ops.aten
 Moments = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -46,36 +47,6 @@ def absolute(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Folded normal: `|x| = 2 relu(x) - x`, with `Cov(x, relu(x)) = v Φ(m/s)`."""
     mean, variance, cdf = relu(m, v)
     return 2 * mean - m, (4 * variance + v - 4 * v * cdf).clamp(min=0), 2 * cdf - 1
-
-
-def hardshrink(m: Tensor, v: Tensor, lambd: float = 0.5) -> tuple[Tensor, Tensor, Tensor]:
-    """`x` where `|x| > λ`, else 0. With `n = |m|`, `y = g(n)`, `o = 1` if `n > λ` else 0, and `q`, `p` the normal tail
-    and density at `|λ - n|/s` and (with a bar) at `(λ + n)/s`:
-
-        B = (1 - 2 o) q + q̄        U = n B + s (p - p̄)        E[g] = ± (y + U)        E[g'] = o + B + λ (p + p̄)/s
-        Var[g] = o v + (n² + v) B + s ((λ + n) p + (λ - n) p̄) - U (U + 2 y)
-
-    Every term but the first vanishes with the probability of being on another piece than the mean. In double
-    precision, as close to a jump large terms cancel. Written out, it takes half as many ops as a sum over pieces.
-    """
-    dtype, m, v = m.dtype, wide(m), wide(v)
-    if lambd < 0:  # all of the line, but for the point zero
-        return m.to(dtype), v.to(dtype), torch.ones_like(m, dtype=dtype)
-    floored = v.clamp(min=torch.finfo(v.dtype).tiny ** 0.5)
-    share, s, n = v / floored, floored.sqrt(), m.abs()
-    y = aten.hardshrink(n, lambd)
-    outside = y.sign()
-    short, long = lambd - n, lambd + n
-    at = (torch.stack([short, long]).abs() / s).clamp(max=FAR)
-    density, tail = _pdf(at), normal_tail(at)
-    (p, p_far), (q, q_far) = (density * s).unbind(0), tail.unbind(0)
-    both = torch.addcmul(q + q_far, outside, q, value=-2)
-    shift = torch.addcmul(p - p_far, n, both)
-    variance = torch.addcmul(long * p, short, p_far) + torch.addcmul(floored, n, n) * both
-    variance = torch.addcmul(torch.addcmul(variance, outside, floored), shift, torch.add(shift, y, alpha=2), value=-1)
-    slope = outside + both + lambd * (share / floored) * (p + p_far)
-    mean = torch.addcmul(y, share, shift) * m.sign()
-    return mean.to(dtype), (share * variance.clamp(min=0)).to(dtype), slope.to(dtype)
 
 
 def exp(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,7 +102,10 @@ MOMENTS: dict[Any, Moments] = {op: _of_op(op) for op in PIECES} | {
     aten.elu.default: elu,
     aten.celu.default: celu,
     aten.selu.default: selu,
+    aten.threshold.default: threshold,
     aten.hardshrink.default: hardshrink,
+    aten.softshrink.default: softshrink,
+    aten.hardswish.default: hardswish,
     aten.exp.default: exp,
     aten.sin.default: sin,
     aten.cos.default: cos,
