@@ -26,10 +26,12 @@ class in_double(TorchFunctionMode):
     """Inside, what asks for single precision gets double."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*map(_doubled, args), **{k: _doubled(v) for k, v in (kwargs or {}).items()})
+        return _doubled(func)(*map(_doubled, args), **{k: _doubled(v) for k, v in (kwargs or {}).items()})
 
 
 def _doubled(value: Any) -> Any:
+    if value is Tensor.float:
+        return Tensor.double
     return torch.float64 if value is torch.float32 else value
 
 
@@ -75,13 +77,13 @@ def difference(model: nn.Module, x: Any, structure: str = "diagonal", **options:
     """`max |C_kl - T_kl| / √(T_kk T_ll)` with the truth `T` from Jacobians, in double precision."""
     model, x = model.double(), cast(x, torch.float64)
     posterior = make_posterior(model, structure)
-    with in_double():
+    with in_double(), torch.no_grad():
         truth = called(GLM(model, posterior), x)
         return relative(linearised(model, posterior, x, **options), truth)
 
 
 def linearised(model: nn.Module, posterior: pg.Posterior, x: Any, **options: Any) -> pg.Gaussian:
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the model never uses")
         return called(pg.linearise(model, posterior, x, **options), x)
 

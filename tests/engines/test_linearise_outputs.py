@@ -325,7 +325,7 @@ def test_the_scale_is_fitted(link: Any) -> None:
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
 @pytest.mark.parametrize(("name", "outputs"), [("mlp", 3), ("mlp", [0, 4]), ("last token", 3), ("language", 2)])
 def test_exported_with_an_open_batch(name: str, outputs: Any, suffix: str, tmp_path: Any) -> None:
-    from propagauss.predict.model import load  # reads both kinds of file
+    from propagauss.predict.models.loading import load  # reads both kinds of file
 
     model, x = built(name)
     model, x = model.float(), x.float() if x.is_floating_point() else x
@@ -346,7 +346,7 @@ def test_exported_with_an_open_batch(name: str, outputs: Any, suffix: str, tmp_p
 
 @pytest.mark.parametrize("link", ["probit", "monte_carlo", "bridge"])
 def test_other_links_are_exported(link: Any, tmp_path: Any) -> None:
-    from propagauss.predict.model import load
+    from propagauss.predict.models.loading import load
 
     model, x = built("mlp")
     model, x = model.float(), x.float()
