@@ -92,6 +92,6 @@ def relative(found: pg.Gaussian, truth: pg.Gaussian) -> float:
     """Of two full covariances, or of variances where the one that was found has no others."""
     scale = truth.variance.flatten(1).sqrt()
     if not found.is_full:
-        return float(((found.variance - truth.variance).flatten(1) / scale.square()).abs().amax())
+        return ((found.variance - truth.variance).flatten(1) / scale.square()).abs().amax().item()
     apart = (found.covariance - truth.covariance) / (scale.unsqueeze(-1) * scale.unsqueeze(-2))
-    return float(apart.abs().amax())
+    return apart.abs().amax().item()
