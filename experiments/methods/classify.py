@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from propagauss import metrics
 from propagauss.demo.methods import Sampler, fit_class_sampler
+from propagauss.engines.linearise import linearise
 from propagauss.engines.streamline import streamline
 from propagauss.gaussian import Gaussian
 from propagauss.likelihoods.links import categorical
 from propagauss.posteriors import Posterior
-from propagauss.predictive.baselines import GLM, TemperatureScaling
+from propagauss.predictive.baselines import TemperatureScaling
 from propagauss.predictive.classifier import Classifier
 
 Link = Literal["probit", "mean_field", "monte_carlo", "bridge"]
@@ -104,7 +105,8 @@ def glm(
     model: nn.Module, posterior: Posterior, name: str, validation: Batches, links: Sequence[Link] = ("probit",)
 ) -> list[Predictor]:
     """Linearised in the weights: as it is, and with its scale fitted."""
-    return _gaussian(GLM(model, posterior), "GLM", name, "", validation, links, (False, True))
+    net = linearise(model, posterior, validation[0][0][:2])
+    return _gaussian(net, "GLM", name, "", validation, links, (False, True))
 
 
 def ours(

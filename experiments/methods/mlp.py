@@ -1,4 +1,4 @@
-"""Ways to predict with the networks of networks.py: those of classify.py, as fast as layers in sequence allow."""
+"""Ways to predict with the networks of networks.py: those of classify.py, in more forms."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from experiments.methods.classify import LINKS, Batches, Label, Link, Predictor, Remembered, _gaussian, plain, sampling
 from propagauss.demo.methods import Sampler
+from propagauss.engines.linearise import linearise
 from propagauss.engines.streamline import streamline
 from propagauss.gaussian import Gaussian
 from propagauss.posteriors import DiagonalPosterior, KroneckerPosterior, Posterior
@@ -61,7 +62,8 @@ def glm(
 ) -> list[Predictor]:
     """As it is and, if asked, with its scale fitted."""
     fits = (False, True) if fitted else (False,)
-    return gaussian(LayerwiseGLM(model, posterior), "GLM", name, validation, ("probit",), form, fits)
+    net = linearise(model, posterior, validation[0][0][:2])
+    return gaussian(net, "GLM", name, validation, ("probit",), form, fits)
 
 
 def ours(
@@ -94,36 +96,6 @@ def gaussian(
         some = validation[:MONTE_CARLO_BATCHES] if link == "monte_carlo" else validation
         found += _gaussian(net, method, name, form, some, (link,), fits)
     return found
-
-
-class LayerwiseGLM:
-    """`N(f(x), J Σ Jᵀ)` for linear layers and ReLUs in sequence: `baselines.GLM` without the Jacobians.
-
-    The covariance goes from layer to layer, `C ← W C Wᵀ + noise(a)`, with `a` the layer's input at the mean weights.
-    Streamlining in the full structure is the same but for `noise`, which there also sees the covariance of `a`.
-    """
-
-    def __init__(self, model: nn.Sequential, posterior: Posterior):
-        self.model = model
-        bound = posterior.bind(dict(model.named_parameters()))
-        self._noises = {
-            number: bound.noise(f"{number}.weight", f"{number}.bias").for_covariance(random_input=False)
-            for number, layer in enumerate(model)
-            if isinstance(layer, nn.Linear)
-        }
-
-    def __call__(self, x: Tensor) -> Gaussian:
-        covariance: Tensor | None = None
-        for number, layer in enumerate(self.model):
-            if number in self._noises:
-                weight, noise = layer.get_parameter("weight"), self._noises[number].covariance(x, x, None)
-                covariance = noise if covariance is None else weight @ covariance @ weight.mT + noise
-            elif covariance is not None:
-                slope = (x > 0).to(x)
-                covariance = covariance * slope.unsqueeze(-1) * slope.unsqueeze(-2)
-            x = layer(x)
-        assert covariance is not None
-        return Gaussian.full(x, (covariance + covariance.mT) / 2)
 
 
 def factored(posterior: KroneckerPosterior) -> KroneckerPosterior:

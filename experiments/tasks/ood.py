@@ -15,7 +15,7 @@ from experiments.datasets import available, batches, images, path, svhn
 from experiments.frame.experiment import Context, Experiment, Record, Section, Unit
 from experiments.methods import draws
 from experiments.methods.classify import Batches
-from experiments.methods.mlp import LayerwiseGLM, factored
+from experiments.methods.mlp import factored
 from experiments.mnist.networks import IVON, MAP, Trained, ivon_network, laplace, map_network
 from experiments.published import ood as published
 from experiments.report import html
@@ -23,9 +23,9 @@ from experiments.tasks import ood_methods as methods
 from experiments.transformers import vit
 from experiments.transformers.vit_networks import Kind, Part, Prefix, settings, tokens, trained, tuned, tuning
 from propagauss.demo.report.plots import drawing
+from propagauss.engines.linearise import linearise
 from propagauss.engines.streamline import streamline
 from propagauss.posteriors import KroneckerPosterior
-from propagauss.predictive.baselines import GLM
 from propagauss.tasks.ood import BANDWIDTH
 from propagauss.tasks.plots import densities
 
@@ -84,7 +84,8 @@ def laplace_scorers(context: Context) -> tuple[Trained, Iterator[methods.Scorer]
     def scorers() -> Iterator[methods.Scorer]:
         yield from methods.plain_scorers(model, validation)
         yield from methods.sampling_scorers(model, posterior, "LA", validation, SAMPLES[context.mode])
-        yield from methods.gaussian_scorers(LayerwiseGLM(model, posterior), "GLM", "LA", validation, ("probit",))
+        exact = linearise(model, posterior, validation[0][0][:2])
+        yield from methods.gaussian_scorers(exact, "GLM", "LA", validation, ("probit",))
         for form, chosen in (("exact", posterior), ("factored", factored(posterior))):
             net = streamline(model, chosen, validation[0][0][:2], covariance="full")
             yield from methods.gaussian_scorers(net, "ours", "LA", validation, form=form)
@@ -129,7 +130,8 @@ def vit_scorers(fitted: vit.Fitted, validation: Batches, samples: dict[str, int]
         yield from methods.plain_scorers(model, validation, "" if kind == "LA" else kind)
         yield from methods.draw_scorers(draws.sampling(model, posterior, kind, validation, **samples))
         if kind == "LA":
-            yield from methods.gaussian_scorers(GLM(model, posterior), "GLM", kind, validation, ("probit",))
+            exact = linearise(model, posterior, validation[0][0][:2])
+            yield from methods.gaussian_scorers(exact, "GLM", kind, validation, ("probit",))
         net = streamline(model, posterior, validation[0][0][:2])
         yield from methods.gaussian_scorers(net, "ours", kind, validation)
 

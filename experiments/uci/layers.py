@@ -14,17 +14,48 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from experiments.frame.experiment import Record
-from experiments.methods.mlp import LayerwiseGLM
 from experiments.uci.methods import STDDEV, gaussian_scores
 from experiments.uci.posteriors import Fitted
 from propagauss.demo.data import Split
+from propagauss.engines.linearise import linearise
 from propagauss.engines.streamline import streamline
-from propagauss.predictive.baselines import GLM
+from propagauss.gaussian import Gaussian
+from propagauss.posteriors import Posterior
 
 JOINT, LAYERS, OURS, MOMENTS = "GLM", "GLM layer by layer", "ours", "ours, moment matching"
+
+
+class LayerwiseGLM:
+    """`N(f(x), J Σ Jᵀ)` for linear layers and ReLUs in sequence, with `Σ` cut into one block per layer.
+
+    The covariance goes from layer to layer, `C ← W C Wᵀ + noise(a)`, with `a` the layer's input at the mean weights.
+    Streamlining in the full structure is the same but for `noise`, which there also sees the covariance of `a`.
+    """
+
+    def __init__(self, model: nn.Sequential, posterior: Posterior):
+        self.model = model
+        bound = posterior.bind(dict(model.named_parameters()))
+        self._noises = {
+            number: bound.noise(f"{number}.weight", f"{number}.bias").for_covariance(random_input=False)
+            for number, layer in enumerate(model)
+            if isinstance(layer, nn.Linear)
+        }
+
+    def __call__(self, x: Tensor) -> Gaussian:
+        covariance: Tensor | None = None
+        for number, layer in enumerate(self.model):
+            if number in self._noises:
+                weight, noise = layer.get_parameter("weight"), self._noises[number].covariance(x, x, None)
+                covariance = noise if covariance is None else weight @ covariance @ weight.mT + noise
+            elif covariance is not None:
+                slope = (x > 0).to(x)
+                covariance = covariance * slope.unsqueeze(-1) * slope.unsqueeze(-2)
+            x = layer(x)
+        assert covariance is not None
+        return Gaussian.full(x, (covariance + covariance.mT) / 2)
 
 
 def compare(fitted: Fitted, split: Split) -> dict[str, Any]:
@@ -32,7 +63,7 @@ def compare(fitted: Fitted, split: Split) -> dict[str, Any]:
     assert isinstance(fitted.model, nn.Sequential)
     model, example = fitted.model, split.test[0][:2]
     makers: dict[str, Callable[[], Any]] = {
-        JOINT: lambda: GLM(fitted.model, fitted.posterior),
+        JOINT: lambda: linearise(fitted.model, fitted.posterior, example),
         LAYERS: lambda: LayerwiseGLM(model, fitted.posterior),
         OURS: lambda: streamline(fitted.model, fitted.posterior, example, covariance="full"),
         MOMENTS: lambda: streamline(fitted.model, fitted.posterior, example, covariance="full", activation="moments"),

@@ -19,9 +19,10 @@ from experiments.methods.classify import Remembered
 from experiments.uci.posteriors import Fitted
 from propagauss.demo.data import Split
 from propagauss.demo.methods import Sampler, mixture_log_density
+from propagauss.engines.linearise import linearise
 from propagauss.engines.streamline import streamline
 from propagauss.gaussian import Gaussian
-from propagauss.predictive.baselines import GLM, MAP
+from propagauss.predictive.baselines import MAP
 from propagauss.predictive.calibration import BOUNDS, minimise
 from propagauss.predictive.regressor import Regressor
 
@@ -105,7 +106,8 @@ def sampled(sampler: Sampler, x: Tensor) -> Tensor:
 
 def glm_scores(name: str, fitted: Fitted, split: Split) -> list[Score]:
     """Linearised in the weights: as it is, and with its scale fitted."""
-    return gaussian_scores(f"{name} GLM", GLM(fitted.model, fitted.posterior), fitted, split)
+    net = linearise(fitted.model, fitted.posterior, split.test[0][:2])
+    return gaussian_scores(f"{name} GLM", net, fitted, split)
 
 
 def our_scores(name: str, fitted: Fitted, split: Split) -> list[Score]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import propagauss as pg
+from exactness import STRUCTURES, difference
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -243,6 +244,12 @@ def test_independent_weights_against_sampling(network: Network) -> None:
     g = pg.streamline(model, posterior, x)(x)
     ratio = (g.variance.mean() / sampled_variance(model, posterior, x, 200).mean()).sqrt()
     assert ratio.item() == pytest.approx(network.seen, rel=0.15)
+
+
+@pytest.mark.parametrize(("i", "network"), list(enumerate(NETWORKS)), ids=str)
+def test_linearised_is_the_jacobian_form(i: int, network: Network) -> None:
+    """Everything is random, the scales of norms too; the place of a network decides its posterior structure."""
+    assert difference(*network.build(), STRUCTURES[i % len(STRUCTURES)]) < 1e-9
 
 
 @EACH

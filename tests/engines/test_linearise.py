@@ -236,24 +236,6 @@ def test_detach_is_an_identity() -> None:
     torch.testing.assert_close(found.variance, layer.variance * (2 * layer.mean) ** 2)
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
-@pytest.mark.parametrize("name", ["mlp", "residual"])
-def test_exported_with_an_open_batch(name: str, suffix: str, tmp_path: Any) -> None:
-    from propagauss.predict.models.loading import load  # reads both kinds of file
-
-    model, x = built(name)
-    model, x = model.float(), x.float()
-    posterior = pg.DiagonalPosterior({n: 1e-3 * torch.rand_like(p) for n, p in model.named_parameters()})
-    classifier = pg.Classifier(pg.linearise(model, posterior, x))
-    path = tmp_path / f"model{suffix}"
-    classifier.export(path)
-    more = torch.cat([x, x])
-    found = load(path)(more.numpy())
-    torch.testing.assert_close(
-        torch.as_tensor(found["probabilities"]), classifier(more).probs.detach(), atol=1e-5, rtol=1e-4
-    )
-
-
 def test_predictors_take_it() -> None:
     model, x = built("mlp")
     posterior = make_posterior(model, "diagonal")

@@ -18,6 +18,7 @@ from experiments.published import mnist as published
 from experiments.published import rotated as published_curves
 from propagauss.baselines import GLM
 from propagauss.posteriors import DiagonalPosterior, KroneckerPosterior, fit_laplace
+from propagauss.predictive.classifier import Classifier
 
 
 def images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -91,12 +92,14 @@ def test_ivon_posterior_belongs_to_the_mean(context: Context):
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
-def test_layerwise_glm_is_the_glm(small, structure):
+def test_glm_is_that_of_the_jacobians(small, structure):
     model, x, y = small
     posterior = fit_laplace(model, [(x, y)], structure=structure, progress=False)
-    expected, found = GLM(model, posterior)(x), mlp.LayerwiseGLM(model, posterior)(x)
-    torch.testing.assert_close(found.mean, expected.mean)
-    torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-6, atol=1e-9)
+    as_it_is, fitted = mlp.glm(model, posterior, "LA", [(x, y)])
+    for found in (as_it_is, fitted):
+        expected = Classifier(GLM(model, posterior), scale=found.label.scale).log_probs(x)
+        torch.testing.assert_close(found.log_probs(x), expected)
+    assert fitted.label.scale != 1
 
 
 def test_other_forms_of_a_kronecker_posterior(small):

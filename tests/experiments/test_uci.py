@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import ttest_rel
+from torch import nn
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
@@ -121,7 +122,7 @@ def test_scores_are_those_of_the_predictions(fitted, parts):
     x, y = parts.test
     glm, glm_fitted = glm_scores("LA", fitted, parts)
     expected = pg.Regressor(GLM(fitted.model, fitted.posterior), fitted.noise)(x)
-    torch.testing.assert_close(glm.losses, -expected.log_prob(y).flatten().double())
+    torch.testing.assert_close(glm.losses, -expected.log_prob(y).flatten().double(), rtol=1e-5, atol=1e-6)
     assert glm.as_dict()["rmse"] == pytest.approx((fitted.model(x) - y).square().mean().sqrt().item(), rel=1e-5)
     assert glm.scale == 1 and glm_fitted.scale != 1
     ours, as_it_is, variances = our_scores("LA", fitted, parts)
@@ -129,6 +130,17 @@ def test_scores_are_those_of_the_predictions(fitted, parts):
     torch.testing.assert_close(as_it_is.losses, -pg.Regressor(net, fitted.noise)(x).log_prob(y).flatten().double())
     assert ours.scale != 1 and [s.name for s in (ours, variances)] == ["LA ours", "LA ours, variances only"]
     torch.testing.assert_close(ours.errors, glm.errors, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
+def test_layer_by_layer_is_the_glm_of_independent_layers(parts, structure):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1)).eval()
+    posterior = pg.fit_laplace(model, [parts.train], likelihood="regression", structure=structure, progress=False)
+    x = parts.test[0]
+    expected, found = GLM(model, posterior)(x), uci_layers.LayerwiseGLM(model, posterior)(x)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-4, atol=1e-7)
 
 
 def test_sampling_scores_are_the_mixture(fitted, parts):

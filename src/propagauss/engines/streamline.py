@@ -43,6 +43,10 @@ def streamline(
 ) -> Streamlined:
     """Rewrite a trained model and a posterior over its parameters into a module that propagates Gaussians.
 
+    The cost does not grow with the outputs. In exchange, covariances between layers are left out, and with
+    `covariance="diagonal"` so are those between branches and positions that share a weight. `linearise` keeps them all,
+    at a cost that grows with the outputs: choose it for few outputs, or where the ranking of inputs must be right.
+
     Args:
         model: any module that `torch.export` can trace, in evaluation mode; it is read, never changed.
         posterior: over any of its named parameters (the others are deterministic); None for none at all.

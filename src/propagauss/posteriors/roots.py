@@ -73,7 +73,7 @@ class DenseRoot(Root):
 
 
 class SpectralRoot(Root):
-    """`[J V √s, √r (J - J V Vᵀ)]`"""
+    """`[J V √s, √r (J - J V Vᵀ)]`; nothing is left for the second part where `V` has all directions."""
 
     vectors: Tensor
     deviations: Tensor
@@ -84,13 +84,15 @@ class SpectralRoot(Root):
         self.rest = rest**0.5
         self.register_buffer("vectors", vectors[kept])
         self.register_buffer("deviations", variances.sqrt())
-        self.register_buffer("kept", kept)
-        self.whole = len(kept) == len(vectors)
-        self.register_buffer("dropped", None if self.whole else vectors[_others(kept, len(vectors))])
+        self.spans_all = vectors.shape[0] == vectors.shape[1]
+        is_whole = len(kept) == len(vectors) or self.spans_all
+        self.register_buffer("dropped", None if is_whole else vectors[_others(kept, len(vectors))])
 
     def forward(self, *jacobians: Tensor) -> Tensor:
         j = _joined(jacobians)
         along = j @ self.vectors
+        if self.spans_all:
+            return along * self.deviations
         across = [j - along @ self.vectors.mT]
         if self.dropped is not None:
             across.append(-along @ self.dropped.mT)

@@ -27,6 +27,11 @@ def is_several(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), (tuple, list))
 
 
+def value_type(node: fx.Node) -> torch.dtype:
+    value = node.meta["val"]
+    return value[0].dtype if isinstance(value, (tuple, list)) else value.dtype
+
+
 def unread(node: fx.Node) -> tuple[int, ...]:
     """Arguments whose shape or type alone is read; attention reads all of its own."""
     return () if node.target == aten.scaled_dot_product_attention.default else facts(node.target).at_mean

@@ -27,7 +27,7 @@ from propagauss.nodes import (
     module_path,
     op_name,
 )
-from propagauss.passes.backwards.arguments import has_complex, has_derivative, is_several, paths
+from propagauss.passes.backwards.arguments import has_complex, has_derivative, is_several, paths, value_type
 from propagauss.passes.backwards.choice import Choice, ChosenRows, Seeds
 from propagauss.passes.backwards.gates import move_gates
 from propagauss.passes.backwards.layers import at_positions, behind, layer, on_patches
@@ -150,7 +150,8 @@ class Sweep:
         for term in self.terms[1:]:
             total = self._sum(total, term)
         self.walks[i] = Sensitivities(self.entries, self.values, output.meta["val"].dtype)
-        return self.env[output], total, *index
+        other = next((n for n in (*self.leaves, *self.given) if value_type(n) != value_type(output)), output)
+        return self.env[output], self._in_type_of(output, other, total), *index
 
     def _seed(self, i: int, output: fx.Node) -> fx.Node:
         if self.chosen is not None:
@@ -179,7 +180,7 @@ class Sweep:
             for path, argument in paths(node):
                 if argument in self.active and argument not in done:
                     self.values = max(self.values, 3 * self._size(argument) + self.kept)
-                    pulled = self._pulled(node, g, path, argument, is_identity)
+                    pulled = self._in_type_of(argument, node, self._pulled(node, g, path, argument, is_identity))
                     if argument in self.leaves and self._used_once(argument):
                         self._finish(self.leaves[argument], pulled)  # at once: one layer's Jacobian at a time
                     else:
@@ -327,6 +328,11 @@ class Sweep:
         self.terms.append(self.graph.call_function(gram if self.full else squares, (moved,)))
 
     # -- small things
+
+    def _in_type_of(self, wanted: fx.Node, source: fx.Node, value: fx.Node) -> fx.Node:
+        """A value with the type of one node in that of another: models compute some steps in a type of their own."""
+        to = value_type(wanted)
+        return value if value_type(source) == to else self.graph.call_method("to", (value, to))
 
     def _call(self, function: Any, *args: Any) -> fx.Node:
         return self.graph.call_function(function, args)
