@@ -77,8 +77,7 @@ def fit_laplace(
     Returns:
         A posterior whose `details` hold `prior_precision`, `noise` (regression) and `log_marginal_likelihood`.
     """
-    ranks = Ranks.of(distributed)
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), Ranks.of(distributed) as ranks:
         with ranks.together(), ALONE:  # another thread may have exchanged the parameters
             delta, sigma = _check_options(likelihood, structure, prior_precision, noise)
             check_eval(model)
