@@ -16,7 +16,7 @@ from posteriors.laplace.processes import POINTS, batches, data, network
 from propagauss.errors import PropagaussError
 from propagauss.posteriors import Posterior, fit_laplace
 
-RANKS, TIMEOUT = 3, 4.0  # seconds
+RANKS, TIMEOUT = 3, 8.0  # seconds
 
 
 def killed() -> None:
@@ -51,8 +51,8 @@ def fit(rank: int, ranks: int, structure: str, way: str = "") -> Posterior:
     return fit_laplace(network("mlp", 3), loader, structure=structure, distributed=ranks > 1)  # type: ignore[arg-type]
 
 
-def join(folder: Path, store: str, rank: int, ranks: int) -> None:
-    limit = timedelta(seconds=TIMEOUT)
+def join(folder: Path, store: str, rank: int, ranks: int, seconds: float = 120.0) -> None:
+    limit = timedelta(seconds=seconds)
     dist.init_process_group("gloo", init_method=f"file://{folder / store}", rank=rank, world_size=ranks, timeout=limit)
 
 
@@ -62,7 +62,7 @@ def work(rank: int, folder: str, way: str, structure: str) -> None:
     warnings.simplefilter("ignore")
     path = Path(folder)
     lost = rank == RANKS - 1
-    join(path, "store", rank, RANKS)
+    join(path, "store", rank, RANKS, TIMEOUT)
     dist.barrier()
     start = time.monotonic()
     try:

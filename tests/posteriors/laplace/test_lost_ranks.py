@@ -11,7 +11,7 @@ from posteriors.laplace.lost_ranks import RANKS, TIMEOUT, fit, work
 from propagauss.posteriors import load_posterior
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
-SLACK = 5.0  # seconds, on a machine with other work
+SLACK = 20.0  # seconds, on a machine with other work
 
 
 @pytest.mark.parametrize(
