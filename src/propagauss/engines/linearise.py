@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
+from propagauss.alone import ALONE
 from propagauss.engines.arguments import bound, check_choice
 from propagauss.network.linearised import Linearised
 from propagauss.passes.backwards.apart import check_samples_apart
@@ -52,7 +53,20 @@ def linearise(
     """
     check_choice("covariance", covariance, ("full", "diagonal"))
     wanted = checked(outputs)
-    posterior = bound("linearise", model, posterior)
+    with ALONE:
+        net = _linearised(model, bound("linearise", model, posterior), example, wanted, covariance == "full", output)
+    net.settings = {"outputs": outputs, "covariance": covariance, "output": output}
+    return net
+
+
+def _linearised(
+    model: nn.Module,
+    posterior: Posterior | None,
+    example: Any,
+    wanted: int | tuple[int, ...] | None,
+    full: bool,
+    output: str | None,
+) -> Linearised:
     random = set() if posterior is None else set(posterior.names)
     traced = trace(model, example, output, random=random)
     recognise(traced)
@@ -62,6 +76,4 @@ def linearise(
     choice = choose(wanted, traced)
     if posterior is not None and not traced.batch_is_dynamic:
         check_one_direction(traced, posterior, choice)
-    net = Sweep(traced, posterior, covariance == "full", choice).run()
-    net.settings = {"outputs": outputs, "covariance": covariance, "output": output}
-    return net
+    return Sweep(traced, posterior, full, choice).run()

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from torch import nn
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
+from propagauss.alone import ALONE
 from propagauss.engines.arguments import bound, check_choice
 from propagauss.errors import InputError
 from propagauss.inputs import as_call
@@ -70,17 +71,24 @@ def streamline(
     for name, allowed in _CHOICES.items():
         check_choice(name, getattr(options, name), allowed)
     _check_tolerance(variance_tolerance, options)
-    posterior = bound("streamline", model, posterior)
+    with ALONE:
+        net = _rewritten(model, bound("streamline", model, posterior), example, options, output, check)
+    net.settings = {**vars(options), "output": output, "variance_tolerance": variance_tolerance}
+    return compress(net, net.leaves(example), variance_tolerance) if variance_tolerance else net
+
+
+def _rewritten(
+    model: nn.Module, posterior: Posterior | None, example: Any, options: Options, output: str | None, check: bool
+) -> Streamlined:
     random = set() if posterior is None else set(posterior.names)
     traced = trace(model, example, output, open_sequence=not options.full, random=random)
     recognise(traced)
-    if attention == "covariance" and covariance == "diagonal":
+    if options.attention == "covariance" and not options.full:
         keep_value_covariance(traced)
     net = rewrite(traced, posterior, options)
-    net.settings = {**vars(options), "output": output, "variance_tolerance": variance_tolerance}
     if check:
         check_first_order(net, traced, posterior, flatten(*as_call(example))[0])
-    return compress(net, net.leaves(example), variance_tolerance) if variance_tolerance else net
+    return net
 
 
 def _check_tolerance(tolerance: float, options: Options) -> None:

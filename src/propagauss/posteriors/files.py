@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,12 @@ def write(path: str | os.PathLike[str], kind: str, tensors: dict[str, Tensor], m
     """Whole or not at all."""
     header = {"format": FORMAT, "version": str(VERSION), "kind": kind, "meta": json.dumps(meta)}
     target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode  # of a new file here; safetensors makes files private
         save_file({k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}, temporary, metadata=header)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # safetensors makes files private
+        os.chmod(temporary, stat.S_IMODE(mode))
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 from torch.func import functional_call, jacrev, vmap
 from torch.utils import _pytree as pytree
 
+from propagauss.alone import ALONE
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import arguments, as_tensor, call, check_eval
@@ -103,7 +104,8 @@ class MonteCarlo:
         args, kwargs = arguments(*x, **named)
 
         def output(weights: dict[str, Tensor]) -> Tensor:
-            return as_tensor(functional_call(self.model, weights, args, kwargs))
+            with ALONE:  # the parameters of the module are exchanged meanwhile
+                return as_tensor(functional_call(self.model, weights, args, kwargs))
 
         # activations grow with samples times batch; rows of the first tensor stand for the batch
         rows = next((len(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim()), 1)
@@ -203,7 +205,8 @@ class GLM:
         def single(weights: dict[str, Tensor], sample: list[Any]) -> Tensor:
             parts = [t.unsqueeze(0) if b else t for t, b in zip(sample, batched, strict=True)]
             args, kwargs = pytree.tree_unflatten(parts, spec)
-            return as_tensor(functional_call(self.model, weights, args, kwargs)).flatten()
+            with ALONE:
+                return as_tensor(functional_call(self.model, weights, args, kwargs)).flatten()
 
         if self._vectorise:
             try:
@@ -221,7 +224,8 @@ def _bind(model: nn.Module, posterior: Posterior) -> tuple[Posterior, dict[str, 
     check_eval(model)
     if not posterior.names:
         raise InputError("the posterior names no parameter, so nothing is random: use MAP(model)")
-    parameters = dict(model.named_parameters())
+    with ALONE:
+        parameters = dict(model.named_parameters())
     return posterior.bind(parameters), {name: parameters[name].detach() for name in posterior.names}
 
 

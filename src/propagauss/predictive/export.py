@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
+from propagauss.alone import quiet
 from propagauss.errors import InputError, PropagaussError
 from propagauss.gaussian import Gaussian
 from propagauss.network.streamlined import Slot, Streamlined
 from propagauss.nodes import hint, is_open
 from propagauss.predictive import archive
-from propagauss.predictive.archive.quiet import quiet
+from propagauss.tracing.own_thread import own_thread
 from propagauss.version import __version__
 
 Outputs = Callable[[Gaussian], dict[str, Tensor]]
@@ -89,7 +90,7 @@ def _exported(module: Deployed, example: tuple[Tensor, ...], shapes: tuple[dict[
     """With open sizes if that can be, else with those of the example."""
     for dynamic in ((shapes,), None):
         try:
-            with torch.no_grad(), quiet(), _ScalarOps(), _no_open_derivatives():
+            with torch.no_grad(), quiet(), own_thread(module), _ScalarOps(), _no_open_derivatives():
                 copies = tuple(x.clone() for x in example)  # a failed try leaves marks on them
                 return torch.export.export(module, copies, dynamic_shapes=dynamic, strict=False)
         except PropagaussError:

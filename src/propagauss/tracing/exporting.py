@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,10 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
+from propagauss.alone import ALONE, quiet
 from propagauss.errors import InputError, PropagaussError
 from propagauss.inputs import check_eval
+from propagauss.tracing.own_thread import own_thread
 from propagauss.tracing.plain_calls import PlainCalls
 
 _REMEDY = (
@@ -95,15 +96,15 @@ def export_second_open(model: Wanted, leaves: list[Any]) -> tuple[ExportedProgra
 
 
 def quietly(run: Callable[[], ExportedProgram]) -> ExportedProgram:
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with quiet(), torch.no_grad():
         return run()
 
 
 def _run(model: Wanted, leaves: list[Any], shapes: tuple[Any, ...] | None) -> ExportedProgram:
     copies = tuple(_copied(leaf) for leaf in leaves)
     dynamic: Any = None if shapes is None else (shapes,)
-    return quietly(lambda: torch.export.export(model, copies, dynamic_shapes=dynamic, strict=False))
+    with ALONE, own_thread(model):
+        return quietly(lambda: torch.export.export(model, copies, dynamic_shapes=dynamic, strict=False))
 
 
 def _try_out(model: Wanted, leaves: list[Any]) -> None:

@@ -8,11 +8,12 @@ reached: nested, shared, or written as `F.linear` in a custom `forward`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -109,8 +110,17 @@ class Capture(TorchFunctionMode):
 
     def _look_inside(self, func: Any, args: Any, kwargs: Any) -> Any:
         """PyTorch offers attention as one function; what it consists of is seen if it does not offer itself again."""
-        with self, mock.patch.object(F, "has_torch_function", lambda tensors: False):
-            return func(*args, **kwargs)
+        with self:
+            return _opened(func)(*args, **kwargs)
+
+
+@functools.cache
+def _opened(func: FunctionType) -> FunctionType:
+    """A function of PyTorch in Python that does not ask whether a mode wants to have it."""
+    names = {**func.__globals__, "has_torch_function": lambda tensors: False}
+    copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
 
 
 def _refuse_randomness(func: Any, kwargs: Mapping[str, Any]) -> None:

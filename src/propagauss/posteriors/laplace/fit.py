@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
+from propagauss.alone import ALONE
 from propagauss.errors import InputError, nearest
 from propagauss.inputs import check_eval
 from propagauss.likelihoods.base import Likelihood
@@ -76,18 +77,18 @@ def fit_laplace(
     Returns:
         A posterior whose `details` hold `prior_precision`, `noise` (regression) and `log_marginal_likelihood`.
     """
-    ranks = Ranks.of(distributed)
-    with torch.inference_mode(False):
-        with ranks.together():
+    with torch.inference_mode(False), Ranks.of(distributed) as ranks:
+        with ranks.together(), ALONE:  # another thread may have exchanged the parameters
             delta, sigma = _check_options(likelihood, structure, prior_precision, noise)
             check_eval(model)
             check_parts(model, loader, ranks)
             forward = Forward(model, _select(model, parameters))
             curvature = STRUCTURES[structure](forward)
+            checksums = fingerprint(model) if ranks.group is not None else {}
         if ranks.group is not None:
             options = {"likelihood": likelihood, "structure": structure, "prior_precision": delta, "noise": sigma}
             ranks.require_same(options | {"parameters": forward.chosen}, "call fit_laplace alike on all ranks")
-            ranks.require_same(fingerprint(model), "load the same checkpoint on all ranks, or broadcast it from one")
+            ranks.require_same(checksums, "load the same checkpoint on all ranks, or broadcast it from one")
         with ranks.together():
             mine = _accumulate(curvature, loader, LIKELIHOODS[likelihood](), progress and ranks.rank == 0)
         curvature.merge(ranks)
@@ -102,7 +103,7 @@ def fit_laplace(
             evidence = Evidence(curvature.eigenvalues(), squared_norm, loss, targets)
             best = evidence.maximise(delta, sigma)
         delta, sigma = ranks.gather(best)[0]
-        posterior = curvature.posterior(delta, sigma).bind(dict(model.named_parameters()))
+        posterior = curvature.posterior(delta, sigma).bind(forward.parameters)
     posterior.details = {"prior_precision": delta} | ({"noise": sigma} if LIKELIHOODS[likelihood].noisy else {})
     posterior.details["log_marginal_likelihood"] = evidence.log_marginal_likelihood(delta, sigma)
     return posterior
@@ -179,9 +180,7 @@ def _accumulate(
     """Run over the data once; returns the sums of `Terms.loss` and `Terms.targets`, and the number of samples."""
     forward, loss, targets, samples = curvature.forward, 0.0, 0, 0
     device = forward.parameters[forward.chosen[0]].device
-    cuda = [device] if device.type == "cuda" else []
-    # iterating over a DataLoader draws random numbers even if it does not shuffle
-    with torch.random.fork_rng(devices=cuda), torch.enable_grad():
+    with torch.enable_grad():
         for number, item in enumerate(tqdm(loader, desc="Laplace", disable=None if progress else True)):
             x, y = _pair(item, device)
             if y.shape[0] == 0:

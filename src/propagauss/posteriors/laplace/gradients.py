@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from propagauss.alone import ALONE, quiet
 from propagauss.errors import InputError
 from propagauss.inputs import as_call
 from propagauss.posteriors.laplace.capture import Capture, Layer, Use
@@ -39,7 +40,8 @@ class Forward:
     def __call__(self, x: Any, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
         args, kwargs = as_call(x)
         parameters = {**self.parameters, **(replaced or {})}
-        return _tensor(torch.func.functional_call(self.model, parameters, args, kwargs))
+        with ALONE:  # the parameters of the module are exchanged meanwhile
+            return _tensor(torch.func.functional_call(self.model, parameters, args, kwargs))
 
     def capture(self, x: Any) -> tuple[Tensor, Capture]:
         with Capture({id(self.parameters[n]): n for n in self.chosen}) as seen:
@@ -208,8 +210,7 @@ def _vectorised(batch: Batch, names: list[str], column: Tensor, chunk: slice) ->
 
     parts = [leaf[chunk] if one else leaf for leaf, one in zip(leaves, carries, strict=True)]
     in_dims = (0, *(0 if one else None for one in carries))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")  # one per op that torch loops over
+    with quiet("There is a performance drop"):  # one per op that torch loops over
         return torch.func.vmap(single, in_dims=in_dims)(column, *parts)
 
 

@@ -15,9 +15,9 @@ import zipfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from propagauss.alone import quiet
 from propagauss.errors import InputError
 from propagauss.predictive.archive import container, program, tensors
-from propagauss.predictive.archive.quiet import quiet
 from propagauss.predictive.archive.refused import Refused
 
 if TYPE_CHECKING:

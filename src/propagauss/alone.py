@@ -1,0 +1,31 @@
+"""One thread at a time, for what PyTorch and Python do by changing what all threads share.
+
+While `torch.export` traces a model, and while a model is called with other values for its parameters, the parameters of
+the very module are exchanged; filters of warnings and levels of logs belong to the whole process. Predictions do none
+of this and need no lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ALONE = threading.RLock()
+
+
+@contextmanager
+def quiet(message: str = "") -> Iterator[None]:
+    """Alone, and without warnings that begin with `message`, nor PyTorch's logs if that is empty: errors say it all."""
+    with ALONE, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=message)
+        logger = logging.getLogger("torch")
+        level = logger.level
+        if not message:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
