@@ -29,7 +29,11 @@ class Sensitivities:
         return entries * (self.values + self.entries) * self.dtype.itemsize
 
 
-CACHE_BYTES = 2**22  # of sensitivities: more samples at a time would not fit into the processor's cache
+# How many samples go through together. Sensitivities should fit into the processor's cache; but all weights are read
+# for every group of samples, so that a group has some, if they do not take more than a few times as much.
+CACHE_BYTES = 2**22
+GROUP, GROUP_BYTES = 64, 2**24
+FEWEST = 2  # PyTorch's convolutions are much slower for a single image
 
 
 class Linearised(Streamlined):
@@ -59,10 +63,9 @@ class Linearised(Streamlined):
             rows = max(1, WORKING_BYTES // largest.bytes(1))
         if not self._is_divisible:
             return rows, None
-        # every chunk reads all weights again, so there should be more of sensitivities to read than of them
-        weights = sum(t.numel() * t.element_size() for t in self.body.buffers())
-        used = largest.bytes(rows or largest.entries)
-        return rows, max(1, min(max(CACHE_BYTES, weights), WORKING_BYTES) // max(used, 1))
+        used = max(1, largest.bytes(rows or largest.entries))
+        samples = max(FEWEST, CACHE_BYTES // used, min(GROUP, GROUP_BYTES // used))
+        return rows, max(1, min(samples, WORKING_BYTES // used))
 
     def _whole(self, leaves: list[Any]) -> tuple[Any, ...]:
         if self._rows is None or torch.compiler.is_compiling():

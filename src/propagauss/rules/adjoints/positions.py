@@ -6,8 +6,8 @@ of the weight is `M_k = Σ_t g_kt a_tᵀ`. In a basis in which the entries of th
 
     Σ_oi V_oi M_k,oi M_l,oi = Σ_ts Σ_o g_kto g_lso A_tso,    A_tso = Σ_i V_oi a_ti a_si
 
-The first form makes `M`, a few rows at a time so that it stays in the processor's cache; the second never does, and
-takes fewer products where positions are fewer than about twice the outputs.
+The first form makes `M`, some samples or rows at a time so that it stays in the processor's cache; the second never
+does, and takes fewer products where positions are fewer than about twice the outputs.
 """
 
 from __future__ import annotations
@@ -78,22 +78,31 @@ class SharedLayer(Form):
 
 def _by_jacobian(g: Tensor, a: Tensor, variance: Tensor, full: bool) -> Tensor:
     """`variance` holds variances, or standard deviations if the whole covariance is wanted."""
-    outputs, batch, results, positions = g.shape
-    at_once = results
-    if not torch.compiler.is_compiling():  # one product in an exported graph
-        at_once = max(1, BLOCK_ENTRIES // max(1, outputs * batch * a.shape[1]))
-    inputs = a.mT
-    total: Tensor | None = None
-    for rows, v in zip(g.split(at_once, 2), variance.split(at_once), strict=True):
-        jacobian = rows.transpose(0, 1).reshape(batch, -1, positions) @ inputs  # [B, K o', i]
-        if full:
-            root = (jacobian.reshape(batch, outputs, *v.shape) * v).reshape(batch, outputs, -1)
-            total = root @ root.mT if total is None else torch.baddbmm(total, root, root.mT)
-        else:
-            part = jacobian.square().reshape(batch * outputs, -1) @ v.reshape(-1)
-            total = part.reshape(batch, outputs) if total is None else total + part.reshape(batch, outputs)
-    assert total is not None
-    return total
+    outputs, batch, results, _ = g.shape
+    if torch.compiler.is_compiling():  # one product in an exported graph
+        return _of_rows(g, a, variance, full)
+    column = outputs * a.shape[1]
+    samples = min(batch, max(1, BLOCK_ENTRIES // max(1, column * results)))
+    rows = max(1, BLOCK_ENTRIES // max(1, column * samples))
+    parts: list[Tensor] = []
+    for g_part, a_part in zip(g.split(samples, 1), a.split(samples), strict=True):
+        total: Tensor | None = None
+        for few, v in zip(g_part.split(rows, 2), variance.split(rows), strict=True):
+            total = _of_rows(few, a_part, v, full, total)
+        assert total is not None
+        parts.append(total)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _of_rows(g: Tensor, a: Tensor, variance: Tensor, full: bool, total: Tensor | None = None) -> Tensor:
+    outputs, batch, _, positions = g.shape
+    jacobian = g.transpose(0, 1).reshape(batch, -1, positions) @ a.mT  # [B, K o, i]
+    if full:
+        root = (jacobian.reshape(batch, outputs, *variance.shape) * variance).reshape(batch, outputs, -1)
+        return root @ root.mT if total is None else torch.baddbmm(total, root, root.mT)
+    # in place, so that the block stays in the cache; a derivative needs it as it is
+    squared = jacobian.square() if jacobian.requires_grad or torch.compiler.is_compiling() else jacobian.square_()
+    return added((squared.reshape(batch * outputs, -1) @ variance.reshape(-1)).reshape(batch, outputs), total)
 
 
 def _by_pairs(g: Tensor, a: Tensor, variance: Tensor, full: bool) -> Tensor:
