@@ -18,7 +18,7 @@ from torch import Tensor
 from propagauss.rules.elementwise.exponential import celu, elu, selu
 from propagauss.rules.elementwise.pieces import Pieces, split
 from propagauss.rules.elementwise.piecewise import PIECES
-from propagauss.rules.elementwise.thresholds import hardshrink, hardswish, softshrink, threshold
+from propagauss.rules.elementwise.thresholds import clamp, hardshrink, hardsigmoid, hardswish, softshrink, threshold
 
 aten = torch.ops.aten
 Moments = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -102,6 +102,12 @@ MOMENTS: dict[Any, Moments] = {op: _of_op(op) for op in PIECES} | {
     aten.elu.default: elu,
     aten.celu.default: celu,
     aten.selu.default: selu,
+    aten.relu6.default: lambda m, v: clamp(m, v, 0.0, 6.0),
+    aten.hardtanh.default: lambda m, v, min_val=-1.0, max_val=1.0: clamp(m, v, min_val, max_val),
+    aten.clamp.default: clamp,
+    aten.clamp_min.default: clamp,
+    aten.clamp_max.default: lambda m, v, max: clamp(m, v, None, max),
+    aten.hardsigmoid.default: hardsigmoid,
     aten.threshold.default: threshold,
     aten.hardshrink.default: hardshrink,
     aten.softshrink.default: softshrink,

@@ -1,4 +1,4 @@
-"""First two moments of thresholds, shrinkages and hard swish, in closed form.
+"""First two moments of clips, thresholds, shrinkages and hard swish, in closed form.
 
 These are sums of powers of what lies past a knot. With `x ~ N(m, v)`, `s = √v`, the knot at a distance `u` from the
 mean and `w` how far `x` is past it, seen from the mean (0 if it is not), `q = Φ(-u/s)` and `p = φ(u/s)`:
@@ -34,6 +34,40 @@ def threshold(m: Tensor, v: Tensor, threshold: float, value: float) -> Moments:
         Var[g] = v P - K_1 (K_1 + u) + J (1 - P) (J P + 2 R)
     """
     return _narrow(m.dtype, *_threshold(wide(m), wide(v), threshold, value))
+
+
+def clip(m: Tensor, v: Tensor, low: float, high: float) -> Moments:
+    """`x` between `low` and `high`, else the nearer of the two: `x - relu(x - high) + relu(low - x)`. With `R` and `P`
+    the mean and the mean slope of the first ReLU, as in `threshold` with `J = 0`, and with a bar of the second one:
+
+        E[g] = g(m) - K_1 + K̄_1        E[g'] = 1 - P - P̄
+        Var[g] = v E[g'] - K_1 (K_1 + u) - K̄_1 (K̄_1 + ū) + 2 R R̄
+    """
+    dtype, m, v = m.dtype, wide(m), wide(v)
+    t = torch.stack([m - high, low - m])
+    side, u, _, _, q, first = _past(t, v)
+    slope = (side * q).sum(0) - (side.relu().sum(0) - 1)
+    variance = torch.addcmul(v * slope, *(t.relu() + first).unbind(0), value=2) - (first * (first + u)).sum(0)
+    up, down = first.unbind(0)
+    return _narrow(dtype, m.clamp(low, high) - up + down, variance.clamp(min=0), slope)
+
+
+def clamp(m: Tensor, v: Tensor, min: float | None = None, max: float | None = None) -> Moments:
+    low, high = -math.inf if min is None else min, math.inf if max is None else max
+    if low >= high:
+        return torch.full_like(m, high), torch.zeros_like(v), torch.zeros_like(m)
+    if math.isinf(high):
+        return (m, v, torch.ones_like(m)) if math.isinf(low) else threshold(m, v, low, low)
+    if math.isinf(low):
+        mean, variance, slope = threshold(-m, v, -high, -high)
+        return -mean, variance, slope
+    return clip(m, v, low, high)
+
+
+def hardsigmoid(m: Tensor, v: Tensor) -> Moments:
+    """`clip(x, -3, 3)/6 + 1/2`"""
+    mean, variance, slope = clip(m, v, -3.0, 3.0)
+    return mean / 6 + 0.5, variance / 36, slope / 6
 
 
 def hardshrink(m: Tensor, v: Tensor, lambd: float = 0.5) -> Moments:
