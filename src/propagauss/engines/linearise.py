@@ -9,7 +9,9 @@ from torch import nn
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
 from propagauss.alone import ALONE
-from propagauss.engines.arguments import bound, check_choice
+from propagauss.checks import choice as one_of
+from propagauss.engines.arguments import as_source, bound, check_example
+from propagauss.inputs import explained
 from propagauss.network.linearised import Linearised
 from propagauss.passes.backwards.apart import check_samples_apart
 from propagauss.passes.backwards.choice import checked, choose
@@ -51,10 +53,12 @@ def linearise(
         covariance: of all outputs of a sample, or their variances only.
         output: which field of a dataclass or dict output to return; `logits` if there is one, else the whole output.
     """
-    check_choice("covariance", covariance, ("full", "diagonal"))
+    one_of(covariance, "covariance", ("full", "diagonal"))
     wanted = checked(outputs)
+    model = as_source(model)
+    check_example(example, output, sparse=False)
     with ALONE:
-        net = _linearised(model, bound("linearise", model, posterior), example, wanted, covariance == "full", output)
+        net = _linearised(model, bound(model, posterior), example, wanted, covariance == "full", output)
     net.settings = {"outputs": outputs, "covariance": covariance, "output": output}
     return net
 
@@ -72,7 +76,8 @@ def _linearised(
     recognise(traced)
     select_early(traced)
     read_before_last_layer(traced)
-    check_samples_apart(traced)
+    with explained(model, example):
+        check_samples_apart(traced)
     choice = choose(wanted, traced)
     if posterior is not None and not traced.batch_is_dynamic:
         check_one_direction(traced, posterior, choice)
