@@ -42,6 +42,10 @@ class Then(nn.Module):
         return self.function(self.layer(x))
 
 
+def drawn(h: Tensor) -> Tensor:
+    return h + torch.randn(2, generator=torch.Generator().manual_seed(0))
+
+
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).eval()
 
@@ -90,6 +94,11 @@ def t(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     )
 
 
+def fidelity(t: Any, **given: Any) -> Any:
+    right = {"net": t.net, "model": t.model, "posterior": t.posterior, "inputs": X, "progress": False}
+    return tasks.fidelity(**{**right, **given})
+
+
 Row = tuple[str, str, Callable[[Any], Any], str]
 ROWS: list[Row] = []
 
@@ -129,6 +138,7 @@ PLACES: dict[str, Callable[[Any, Any], Any]] = {
     "tasks.sensitivity": lambda t, x: tasks.sensitivity.estimate(t.uncertain, x, Y, progress=False),
     "tasks.linearity": lambda t, x: tasks.linearity.error(t.model, x),
     "tasks.ood": lambda t, x: tasks.ood.from_samples(x),
+    "tasks.fidelity": lambda t, x: fidelity(t, inputs=x),
 }
 
 
@@ -172,6 +182,7 @@ WHOLE: dict[str, Callable[[Any, Any], Any]] = {
     "baselines.MonteCarlo seed": lambda t, v: baselines.MonteCarlo(t.model, t.posterior, seed=v),
     "baselines.GLM chunk": lambda t, v: baselines.GLM(t.model, t.posterior, chunk=v if v is not None else "none"),
     "metrics.ece bins": lambda t, v: metrics.ece(PROBS, Y, bins=v),
+    "tasks.fidelity batch_size": lambda t, v: fidelity(t, batch_size=v),
     "tasks.ood samples": lambda t, v: tasks.ood.scores(t.classifier, X, samples=v),
     "tasks.sensitivity max_steps": lambda t, v: tasks.sensitivity.estimate(t.uncertain, X, Y, max_steps=v),
     "tasks.linearity samples": lambda t, v: tasks.linearity.against_samples(t.net, t.model, t.posterior, X, samples=v),
@@ -309,12 +320,23 @@ add(
     ("swapped", lambda t: pg.streamline(t.posterior, t.model, X), "nn.Module, but is a DiagonalPosterior"),
     ("check", lambda t: pg.streamline(t.model, t.posterior, X, check="yes"), "check is 'yes'.*True or False"),
     ("twice", lambda t: pg.streamline(t.net, None, X), "rewritten already"),
+    ("a generator", lambda t: pg.streamline(Then(drawn), None, X), "uses a Generator for aten.randn.* as an input"),
     ("a classifier", lambda t: pg.streamline(t.classifier, None, X), "rewritten already"),
 )
 add(
     "linearise",
     ("complex", lambda t: pg.linearise(t.model, t.posterior, X.to(torch.complex64)), "does not run on.*complex64"),
     ("outputs", lambda t: pg.linearise(t.model, t.posterior, X, outputs="all"), "outputs is 'all'"),
+    ("outputs zero", lambda t: pg.linearise(t.model, t.posterior, X, outputs=0), "outputs is 0.*at least 1"),
+    ("outputs flag", lambda t: pg.linearise(t.model, t.posterior, X, outputs=True), "outputs is True"),
+    ("outputs none", lambda t: pg.linearise(t.model, t.posterior, X, outputs=[]), "outputs is an empty list"),
+    ("outputs text", lambda t: pg.linearise(t.model, t.posterior, X, outputs=["a"]), "outputs holds 'a'"),
+    ("outputs tensor", lambda t: pg.linearise(t.model, t.posterior, X, outputs=Y), r"a tensor of shape \(4,\)"),
+    ("outputs beyond", lambda t: pg.linearise(t.model, t.posterior, X, outputs=[99]), "holds 99.* from 0 to 1"),
+    ("posterior", lambda t: pg.linearise(t.model, {"a": V}, X), "posterior is a dict.*DiagonalPosterior"),
+    ("twice", lambda t: pg.linearise(t.net, None, X), "rewritten already"),
+    ("random", lambda t: pg.linearise(Then(lambda h: h + torch.randn(2)), None, X), "draws random numbers"),
+    ("a generator", lambda t: pg.linearise(Then(drawn), None, X), "uses a Generator for aten.randn.* as an input"),
 )
 add(
     "Streamlined",
@@ -546,6 +568,20 @@ add(
     ("labels", lambda t: tasks.sensitivity.estimate(t.uncertain, X, Y.tolist()), "labels is a list of 4"),
     ("a model", lambda t: tasks.sensitivity.estimate(t.model, X, Y), "does not take a Gaussian"),
     ("NaN", lambda t: tasks.sensitivity.estimate(t.uncertain, X * NAN, Y), "x has values that are not finite"),
+)
+add(
+    "tasks.fidelity",
+    ("a model", lambda t: fidelity(t, net=t.model), "network is a Sequential.*make it with pg.streamline"),
+    ("a classifier", lambda t: fidelity(t, net=t.classifier), r"network is a Classifier.*pass its \.net"),
+    ("a function", lambda t: fidelity(t, model=lambda x: x), "nn.Module, but is a function"),
+    ("a dictionary", lambda t: fidelity(t, posterior={"a": V}), "posterior is a dict.*DiagonalPosterior"),
+    ("by_parameter", lambda t: fidelity(t, by_parameter="yes"), "by_parameter is 'yes'.*True or False"),
+    ("outputs", lambda t: fidelity(t, outputs="a"), "outputs is 'a'.*list of indices"),
+    ("outputs beyond", lambda t: fidelity(t, outputs=[99]), "outputs holds 99"),
+    ("NaN", lambda t: fidelity(t, inputs=X * NAN), "not finite"),
+    ("width", lambda t: fidelity(t, inputs=X[:, :2]), r"shape \(4, 2\)"),
+    ("row", lambda t: fidelity(t).by_parameter[None], "no row None"),
+    ("rows", lambda t: fidelity(t).by_parameter[9], "no row 9"),
 )
 add(
     "tasks.linearity",

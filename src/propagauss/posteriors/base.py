@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from propagauss.checks import kind, named, new_file, number, patterns, whole
-from propagauss.errors import PosteriorError, nearest
+from propagauss.errors import InputError, PosteriorError, nearest
 from propagauss.posteriors.files import write
 
 T = TypeVar("T")
@@ -201,7 +201,7 @@ class Posterior(abc.ABC):
 
 def as_posterior(value: Any) -> Posterior:
     if not isinstance(value, Posterior):
-        raise PosteriorError(
+        raise InputError(
             f"the posterior is {kind(value)}; give a DiagonalPosterior, KroneckerPosterior or FullPosterior, or what "
             "fit_laplace, from_laplace, from_ivon, from_swag or load_posterior returns"
         )
