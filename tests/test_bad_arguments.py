@@ -321,6 +321,10 @@ add(
     ("check", lambda t: pg.streamline(t.model, t.posterior, X, check="yes"), "check is 'yes'.*True or False"),
     ("twice", lambda t: pg.streamline(t.net, None, X), "rewritten already"),
     ("a generator", lambda t: pg.streamline(Then(drawn), None, X), "uses a Generator for aten.randn.* as an input"),
+    ("output", lambda t: pg.streamline(t.model, t.posterior, X, output="a"), "returns a tensor, which has no 'a'"),
+    ("integers", lambda t: pg.streamline(t.model, t.posterior, Y), r"example: .*int64.*holds integers.*\.float\(\)"),
+    ("width", lambda t: pg.streamline(t.model, t.posterior, X[:, :2]), r"example: .*not run on .*\(4, 2\)"),
+    ("a number", lambda t: pg.streamline(t.model, t.posterior, X[0, 0]), r"no tensor with a batch.*\[batch"),
     ("a classifier", lambda t: pg.streamline(t.classifier, None, X), "rewritten already"),
 )
 add(
@@ -335,6 +339,8 @@ add(
     ("outputs beyond", lambda t: pg.linearise(t.model, t.posterior, X, outputs=[99]), "holds 99.* from 0 to 1"),
     ("posterior", lambda t: pg.linearise(t.model, {"a": V}, X), "posterior is a dict.*DiagonalPosterior"),
     ("twice", lambda t: pg.linearise(t.net, None, X), "rewritten already"),
+    ("complex output", lambda t: pg.linearise(Then(torch.fft.fft), None, X), "complex numbers.*view_as_real"),
+    ("sparse output", lambda t: pg.linearise(Then(Tensor.to_sparse), None, X), r"sparse tensor.*\.to_dense"),
     ("random", lambda t: pg.linearise(Then(lambda h: h + torch.randn(2)), None, X), "draws random numbers"),
     ("a generator", lambda t: pg.linearise(Then(drawn), None, X), "uses a Generator for aten.randn.* as an input"),
 )
@@ -357,6 +363,7 @@ add(
     ("export suffix", lambda t: t.classifier.export("m.txt"), r"'m.txt'.*\.pt2 or \.onnx"),
     ("export folder", lambda t: t.classifier.export(t.folder / "folder.pt2"), "is a folder"),
     ("export nowhere", lambda t: t.classifier.export(t.folder / "no" / "m.pt2"), "there is no folder .*make it"),
+    ("export a long name", lambda t: t.classifier.export(t.folder / ("a" * 300 + ".pt2")), "cannot write .*too long"),
     ("export flag", lambda t: t.classifier.export(t.folder / "m.pt2", covariance="full"), "covariance is 'full'"),
 )
 add(
@@ -442,6 +449,9 @@ add(
     ("to integers", lambda t: t.posterior.to(torch.int64), "torch.int64; floating-point"),
     ("to meta", lambda t: t.posterior.to("meta"), "meta device"),
     ("generator", lambda t: t.posterior.sample(2, generator=0), "generator is 0; give torch.Generator"),
+    ("quadratic text", lambda t: t.posterior.quadratic(dict.fromkeys(t.posterior.names, "a")), "weight' is 'a'"),
+    ("quadratic shape", lambda t: t.posterior.quadratic(dict.fromkeys(t.posterior.names, X)), r"\[B, C, \*shape\]"),
+    ("save a long name", lambda t: t.posterior.save(t.folder / ("a" * 300)), "cannot write .*too long"),
     ("quadratic", lambda t: t.posterior.quadratic({}), "Jacobian of '0.weight' is missing"),
     ("save None", lambda t: t.posterior.save(None), "path of the posterior is None"),
     ("save nowhere", lambda t: t.posterior.save(t.folder / "no" / "p"), "there is no folder .*make it"),
@@ -455,6 +465,7 @@ add(
     ("bytes", lambda t: pg.load_posterior(b"x"), "path of the posterior is b'x'"),
     ("a posterior", lambda t: pg.load_posterior(t.posterior), "path of the posterior is a DiagonalPosterior"),
     ("a folder", lambda t: pg.load_posterior(t.folder), "is a folder"),
+    ("long", lambda t: pg.load_posterior("a" * 300), "not a readable|no such file"),
     ("missing", lambda t: pg.load_posterior(t.folder / "no"), "no such file"),
     ("junk", lambda t: pg.load_posterior(t.folder / "junk.safetensors"), "not a readable safetensors"),
     ("device", lambda t: pg.load_posterior(t.folder / "no", "nope"), "device is 'nope', which cannot be used"),
@@ -469,6 +480,7 @@ add(
     ("sample", lambda t: pg.Gaussian(X, X.square()).sample(5), r"shape of a sample is 5.*\(10,\)"),
     ("scale", lambda t: pg.Gaussian(X, X.square()).scale("a"), "factor of a covariance is 'a'"),
     ("scales", lambda t: pg.Gaussian(X, X.square()).scale(torch.ones(7)), "must be a single number"),
+    ("generator", lambda t: pg.Gaussian(X, X.square()).sample((2,), generator=0), "generator is 0; give torch.Gen"),
     ("to", lambda t: pg.Gaussian(X, X.square()).to(torch.int64), "torch.int64; floating-point"),
 )
 add(
@@ -534,6 +546,10 @@ for _name in ("probit", "mean_field", "monte_carlo", "bridge"):
         ("integers", lambda t, f=_link: f(Y, Y), r"torch.int64.*\.float\(\)"),
         ("no classes", lambda t, f=_link: f(torch.tensor(1.0), torch.tensor(1.0)), "no dimensions"),
     )
+add(
+    "links.monte_carlo",
+    ("indefinite", lambda t: links.monte_carlo(X, -torch.ones(4, 3, 3)), "not positive semi-definite"),
+)
 add("links.categorical", ("NaN", lambda t: links.categorical(X * NAN), "logits have NaN values"))
 for _name, _made in (("MAP", lambda t: baselines.MAP(t.model)), ("GLM", lambda t: t.glm)):
     add(
@@ -590,6 +606,7 @@ add(
     ("an epsilon", lambda t: tasks.linearity.error(t.model, X, ["a"]), "one of epsilons is 'a'"),
     ("NaN", lambda t: tasks.linearity.error(t.model, X * NAN), "x has values that are not finite"),
     ("layers", lambda t: tasks.linearity.layers(t.model, X), "needs a streamlined net"),
+    ("net", lambda t: tasks.linearity.against_samples(None, t.model, t.posterior, X), "Gaussian, but is None"),
     ("posterior", lambda t: tasks.linearity.against_samples(t.net, t.model, None, X), "posterior is None"),
 )
 
@@ -662,6 +679,7 @@ def test_noises(noise: Any, t: SimpleNamespace) -> None:
         lambda: [((X,), Y)],
         lambda: [({"input": X}, Y)],
         lambda: [(X, Y.int())],
+        lambda: [(X, Y.to(torch.uint64))],
         lambda: [(X, Y), (X[:0], Y[:0])],
         lambda: {1: (X, Y)}.values(),
     ],

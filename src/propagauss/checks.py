@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def number(
     except OverflowError:
         found = math.inf
     if not (math.isfinite(found) and good(found)):
-        raise error(f"{what} is {plain}; it must be {need}")
+        raise error(f"{what} is {kind(plain)}; it must be {need}")
     return found
 
 
@@ -131,6 +132,12 @@ def whole(value: Any, what: str, least: int = 0, most: int | None = None, error:
 
 def seed(value: Any, what: str = "seed") -> int:
     return whole(value, what, 0, 2**63 - 1)
+
+
+def generator(value: Any, error: Error = InputError) -> torch.Generator | None:
+    if value is not None and not isinstance(value, torch.Generator):
+        raise error(f"generator is {kind(value)}; give torch.Generator().manual_seed(0), or None")
+    return value
 
 
 def _unboxed(value: Any) -> Any:
@@ -197,8 +204,17 @@ def path(value: Any, what: str, error: Error = InputError) -> Path:
 def new_file(value: Any, what: str, error: Error = InputError) -> Path:
     """A name under which a file can be written."""
     target = path(value, what, error)
-    if target.is_dir():
+    if os.path.isdir(target):  # False for a name that is too long, at which Path.is_dir raises
         raise error(f"{target} is a folder: give the name of a file in it")
-    if not target.parent.is_dir():
+    if not os.path.isdir(target.parent):
         raise error(f"there is no folder {target.parent}: make it first, with Path({str(target.parent)!r}).mkdir()")
     return target
+
+
+@contextmanager
+def written(target: Path, error: Error = InputError) -> Iterator[None]:
+    """What the system says against writing a file."""
+    try:
+        yield
+    except OSError as reason:
+        raise error(f"cannot write {target}: {reason.strerror or reason}") from reason

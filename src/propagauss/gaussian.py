@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from propagauss.checks import generator as checked_generator
 from propagauss.checks import kind, moved, number, tensor, whole
 from propagauss.errors import InputError
 from propagauss.structures import DIAGONAL, FULL, STRUCTURES, Structure
@@ -120,6 +121,7 @@ class Gaussian:
         if not isinstance(shape, (tuple, list)):
             raise InputError(f"the shape of a sample is {kind(shape)}; give a tuple, such as (10,) for ten draws")
         shape = tuple(whole(n, "a size in the shape of a sample") for n in shape)
+        generator = checked_generator(generator)
         standard = torch.randn((*shape, *self.mean.shape), generator=generator, dtype=self.dtype, device=self.device)
         return self.mean + self.kind.deviation(self, standard)
 

@@ -112,6 +112,13 @@ def as_tensor(output: Any) -> Tensor:
     return tensor(output, "what the model returned")
 
 
+def as_net(net: Any) -> Any:
+    """Something that maps inputs to a Gaussian, as far as one can tell without calling it."""
+    if not callable(net) or isinstance(net, type):
+        raise InputError(f"the net must map inputs to a Gaussian, but is {kind(net)}: use pg.streamline")
+    return net
+
+
 def as_latent(output: Any) -> Gaussian:
     """The Gaussian that a net returned."""
     if isinstance(output, Gaussian):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, fx, nn
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
 from propagauss.alone import ALONE
 from propagauss.checks import choice as one_of
 from propagauss.engines.arguments import as_source, bound, check_example
+from propagauss.errors import UnsupportedOpError
 from propagauss.inputs import explained
 from propagauss.network.linearised import Linearised
 from propagauss.passes.backwards.apart import check_samples_apart
@@ -22,7 +24,7 @@ from propagauss.passes.early_selection import select_early
 from propagauss.passes.recognise import recognise
 from propagauss.posteriors.base import Posterior
 from propagauss.rules import adjoints  # noqa: F401 (registers them)
-from propagauss.tracing.trace import trace
+from propagauss.tracing.trace import Traced, trace
 
 
 def linearise(
@@ -78,7 +80,17 @@ def _linearised(
     read_before_last_layer(traced)
     with explained(model, example):
         check_samples_apart(traced)
+    _check_outputs(traced)
     choice = choose(wanted, traced)
     if posterior is not None and not traced.batch_is_dynamic:
         check_one_direction(traced, posterior, choice)
     return Sweep(traced, posterior, full, choice).run()
+
+
+def _check_outputs(traced: Traced) -> None:
+    for node in traced.outputs:
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if isinstance(value, Tensor) and value.is_complex():
+            raise UnsupportedOpError("the model returns complex numbers: return torch.view_as_real of them")
+        if isinstance(value, Tensor) and value.layout != torch.strided:
+            raise UnsupportedOpError("the model returns a sparse tensor: return .to_dense() of it")

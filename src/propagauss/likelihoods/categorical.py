@@ -61,12 +61,13 @@ class CategoricalLikelihood(Likelihood):
             raise InputError(
                 f"{where}: labels have shape {tuple(y.shape)}, outputs {tuple(output.shape)}; labels must be [B]"
             )
+        y = y.long()
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= output.shape[1]:
             raise InputError(
                 f"{where}: labels go from {low} to {high}, but the model has classes 0 to {output.shape[1] - 1}"
             )
-        return output, y.long()
+        return output, y
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy."""

@@ -73,7 +73,7 @@ def monte_carlo(mean: Tensor, covariance: Tensor, samples: int = 512, seed: int 
         largest = covariance.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
         identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
         # singular covariances need a nudge: as much rounding as a Gaussian is allowed to have
-        root = torch.linalg.cholesky(covariance + slack * (1 + 1e3 * largest) * identity)
+        root = _root(covariance + slack * (1 + 1e3 * largest) * identity)
         deviation = torch.einsum("...ij,sj->s...i", root, draws)
     else:
         draws = draws.reshape(draws.shape[0], *[1] * (mean.dim() - 1), draws.shape[1])
@@ -132,6 +132,13 @@ def categorical(logits: Tensor) -> Categorical:
 
 
 LINKS: dict[str, Link] = {"probit": probit, "mean_field": mean_field, "monte_carlo": monte_carlo, "bridge": bridge}
+
+
+def _root(covariance: Tensor) -> Tensor:
+    try:
+        return torch.linalg.cholesky(covariance)
+    except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
+        raise InputError("the covariance of the logits is not positive semi-definite, or not finite") from error
 
 
 def _is_covariance(mean: Tensor, covariance: Tensor) -> bool:

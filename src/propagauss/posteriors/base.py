@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from propagauss.checks import kind, named, new_file, number, patterns, whole
+from propagauss.checks import floating, generator, kind, named, new_file, number, patterns, whole, written
 from propagauss.errors import InputError, PosteriorError, nearest
 from propagauss.posteriors.files import write
 
@@ -190,10 +190,11 @@ class Posterior(abc.ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to a safetensors file, whole or not at all; read it back with `load_posterior`."""
-        new_file(path, "the path of the posterior", PosteriorError)
+        target = new_file(path, "the path of the posterior", PosteriorError)
         tensors, meta = self._state()
         meta = meta | {"details": self.details, "shapes": {k: list(v) for k, v in (self.shapes or {}).items()}}
-        write(path, self.kind, tensors, meta)
+        with written(target, PosteriorError):
+            write(target, self.kind, tensors, meta)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.names)} parameters, {self.dtype}: {_listing(self.names)})"
@@ -220,19 +221,25 @@ def unknown(name: Any, names: Iterable[str]) -> PosteriorError:
     return PosteriorError(f"{name!r} is not a parameter of this posterior{close} (it has {_listing(names)})")
 
 
-def check_draws(count: Any, generator: Any) -> int:
+def check_draws(count: Any, source: Any) -> int:
     """How many samples are asked for."""
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise PosteriorError(f"generator is {kind(generator)}; give torch.Generator().manual_seed(0), or None")
+    generator(source, PosteriorError)
     return whole(count, "count", error=PosteriorError)
 
 
-def jacobian_of(names: Iterable[str], jacobian: Any) -> Mapping[str, Tensor]:
+def jacobian_of(posterior: Posterior, jacobian: Any) -> Mapping[str, Tensor]:
     """A Jacobian that has all of the parameters."""
     named(jacobian, "Jacobians", "{'weight': [B, C, *shape]}", PosteriorError)
-    missing = [n for n in names if n not in jacobian]
-    if missing:
-        raise PosteriorError(f"the Jacobian of '{missing[0]}' is missing: give one [B, C, *shape] per parameter")
+    for name in posterior.names:
+        if name not in jacobian:
+            raise PosteriorError(f"the Jacobian of '{name}' is missing: give one [B, C, *shape] per parameter")
+        found = floating(jacobian[name], f"the Jacobian of '{name}'", PosteriorError)
+        shape = (posterior.shapes or {}).get(name, found.shape[2:])
+        if found.dim() < 2 or found.shape[2:].numel() != shape.numel():
+            raise PosteriorError(
+                f"the Jacobian of '{name}' has shape {tuple(found.shape)}; it must be [B, C, *shape], where the "
+                f"parameter has the shape {tuple(shape)}"
+            )
     return jacobian
 
 

@@ -58,7 +58,7 @@ class DiagonalPosterior(Posterior):
         }
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
-        jacobian = jacobian_of(self.names, jacobian)
+        jacobian = jacobian_of(self, jacobian)
         rows = {n: flat(jacobian[n], 2) for n in self.names}
         return torch.stack([(r * self._variances[n].flatten()) @ r.mT for n, r in rows.items()]).sum(0)
 

@@ -98,7 +98,7 @@ class FullPosterior(Posterior):
         return {n: p.reshape(count, *self.shape(n)) for n, p in zip(self.names, parts, strict=True)}
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
-        jacobian = jacobian_of(self.names, jacobian)
+        jacobian = jacobian_of(self, jacobian)
         j = torch.cat([flat(jacobian[n], 2) for n in self.names], dim=-1)
         return j @ self.to_dense() @ j.mT
 

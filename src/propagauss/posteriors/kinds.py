@@ -29,7 +29,7 @@ TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def load_posterior(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Posterior:
     """Read a posterior written by `posterior.save`."""
     source = checked_path(path, "the path of the posterior", PosteriorError)
-    if source.is_dir():
+    if os.path.isdir(source):
         raise PosteriorError(f"{source} is a folder: give the name of a file that posterior.save wrote")
     header, tensors = read(source, _device(device))
     if header.get("format") != FORMAT or header.get("kind") not in KINDS:

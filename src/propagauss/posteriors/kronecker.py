@@ -126,7 +126,7 @@ class KroneckerPosterior(Posterior):
         return draws
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
-        jacobian = jacobian_of(self.names, jacobian)
+        jacobian = jacobian_of(self, jacobian)
         total: Tensor | float = 0.0
         for name, f in self._factors.items():
             j = jacobian[name].reshape(*jacobian[name].shape[:2], *f.variance.shape)

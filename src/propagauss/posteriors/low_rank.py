@@ -98,7 +98,7 @@ class LowRankPosterior(Posterior):
         return {n: d + torch.tensordot(along, self._directions[n], 1) for n, d in draws.items()}
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
-        jacobian = jacobian_of(self.names, jacobian)
+        jacobian = jacobian_of(self, jacobian)
         along = sum(flat(jacobian[n], 2) @ flat(d, 1).mT for n, d in self._directions.items())  # [B, C, K]
         assert isinstance(along, Tensor)
         return self._own.quadratic(jacobian) + along @ along.mT

@@ -79,7 +79,7 @@ class SpectralPosterior(FullPosterior):
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
         """A sum of squares, so that small variances are not differences of large ones."""
-        jacobian = jacobian_of(self.names, jacobian)
+        jacobian = jacobian_of(self, jacobian)
         v, some = self._matrix, jacobian[self.names[0]]
         dropped = {
             n: some.new_zeros(*some.shape[:2], self.shape(n).numel()) for n in self._order if n not in self.names

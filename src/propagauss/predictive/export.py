@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from propagauss.alone import quiet
-from propagauss.checks import new_file
+from propagauss.checks import new_file, written
 from propagauss.checks import path as checked_path
 from propagauss.errors import InputError, PropagaussError
 from propagauss.gaussian import Gaussian
@@ -47,7 +47,7 @@ def export(net: Any, path: str | os.PathLike[str], outputs: Outputs, details: di
     module = Deployed(net, outputs).eval()
     program = _program(module)
     details = {"propagauss": __version__, "torch": torch.__version__} | details
-    with _whole(target) as temporary:
+    with written(target), _whole(target) as temporary:
         writers[target.suffix](program, module, temporary, {k: str(v) for k, v in details.items()})
     return target
 

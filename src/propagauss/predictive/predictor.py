@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from propagauss.checks import flag, kind, positive
-from propagauss.errors import InputError
+from propagauss.checks import flag, positive
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, call
+from propagauss.inputs import as_latent, as_net, call
 from propagauss.likelihoods.base import Decomposition, Likelihood
 from propagauss.predictive.calibration import FitReport, check_finite, fit_scale
 from propagauss.predictive.export import export
@@ -37,9 +36,7 @@ class Predictor(nn.Module):
 
     def __init__(self, net: Any, likelihood: Likelihood, scale: float = 1.0):
         super().__init__()
-        if not callable(net) or isinstance(net, type):
-            raise InputError(f"the net must map inputs to a Gaussian, but is {kind(net)}: use pg.streamline")
-        self.net = net
+        self.net = as_net(net)
         self.fit_report = None
         self._likelihood = likelihood
         self.register_buffer("covariance_scale", torch.ones((), dtype=torch.float64))

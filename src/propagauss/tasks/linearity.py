@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from propagauss.checks import floating, kind, number
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, as_tensor, call, check_eval, explained
+from propagauss.inputs import as_latent, as_net, as_tensor, call, check_eval, explained
 from propagauss.network.linearised import Linearised
 from propagauss.network.streamlined import Streamlined
 from propagauss.posteriors import Posterior
@@ -163,7 +163,7 @@ def layers(net: Streamlined, *x: Any, **named: Any) -> Report:
     among them), else by quadrature on panels that end where the function has a kink or jumps, in double precision.
     """
     if not isinstance(net, Streamlined):
-        raise InputError(f"layers needs a streamlined net, got a {type(net).__name__}: use pg.streamline first")
+        raise InputError(f"layers needs a streamlined net, but the net is {kind(net)}: use pg.streamline first")
     if isinstance(net, Linearised):
         raise InputError(
             "layers looks at the Gaussians that reach activations, and a linearised net carries none forwards: give "
@@ -289,6 +289,7 @@ def against_samples(
 
     Of a net with `outputs=`, the chosen outputs are compared.
     """
+    net = as_net(net)
     sampled = MonteCarlo(model, posterior, samples, seed)(*x, **named)
     ours = as_latent(call(net, *x, **named))
     if ours.chosen is not None:

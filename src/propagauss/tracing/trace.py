@@ -167,7 +167,7 @@ def _uncertain_recurrences(
 def _batch_size(leaves: list[Any]) -> int:
     sizes = [x.shape[0] for x in leaves if isinstance(x, Tensor) and x.dim() > 0]
     if not sizes:
-        raise InputError("the example holds no tensor with a batch dimension")
+        raise InputError("the example holds no tensor with a batch dimension: give [batch, ...]")
     if 0 in sizes:
         raise InputError("the example is empty: give at least one sample")
     return sizes[0]
