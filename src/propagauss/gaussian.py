@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from propagauss.checks import generator as checked_generator
+from propagauss.checks import kind, moved, number, tensor, whole
 from propagauss.errors import InputError
 from propagauss.structures import DIAGONAL, FULL, STRUCTURES, Structure
 from propagauss.structures.full import check_psd, push_rows, symmetric_root
@@ -49,6 +51,9 @@ class Gaussian:
             self.kind, self.stored = DIAGONAL, variance
         elif covariance is not None:
             self.kind, self.stored = FULL, covariance
+        if not torch.compiler.is_compiling():
+            tensor(mean, "the mean of a Gaussian")
+            tensor(self.stored, f"the {self.kind.stores} of a Gaussian")
         self._check_form()
         if not torch.compiler.is_compiling():
             self._check_values()
@@ -101,14 +106,22 @@ class Gaussian:
 
     def to(self, *args: Any, **kwargs: Any) -> Gaussian:
         """Move or cast mean and covariance, as `Tensor.to` does."""
-        return self.with_stored(self.mean.to(*args, **kwargs), self.stored.to(*args, **kwargs))
+        return self.with_stored(moved(self.mean, *args, **kwargs), moved(self.stored, *args, **kwargs))
 
     def scale(self, factor: Tensor | float) -> Gaussian:
         """Same mean, covariance multiplied by `factor`."""
+        if not isinstance(factor, Tensor):
+            factor = number(factor, "the factor of a covariance", "a number that is not negative", lambda v: v >= 0)
+        elif factor.dim() and not torch.compiler.is_compiling():
+            raise InputError(f"the factor of a covariance is {kind(factor)}; it must be a single number")
         return self.with_stored(self.mean, self.stored * factor)
 
     def sample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
         """Draws of shape `[*shape, *mean.shape]`."""
+        if not isinstance(shape, (tuple, list)):
+            raise InputError(f"the shape of a sample is {kind(shape)}; give a tuple, such as (10,) for ten draws")
+        shape = tuple(whole(n, "a size in the shape of a sample") for n in shape)
+        generator = checked_generator(generator)
         standard = torch.randn((*shape, *self.mean.shape), generator=generator, dtype=self.dtype, device=self.device)
         return self.mean + self.kind.deviation(self, standard)
 
@@ -200,8 +213,8 @@ class Gaussian:
 
     def _check_form(self) -> None:
         mean, stored = self.mean, self.stored
-        if not mean.is_floating_point():
-            raise InputError(f"a Gaussian needs a floating-point mean, got {mean.dtype}")
+        if not mean.is_floating_point() or mean.dtype.itemsize < 2:
+            raise InputError(f"a Gaussian needs a floating-point mean, got {mean.dtype}: convert it with .float()")
         if stored.dtype != mean.dtype or stored.device != mean.device:
             raise InputError(
                 f"mean is {mean.dtype} on {mean.device} but the {self.kind.stores} is {stored.dtype} on "

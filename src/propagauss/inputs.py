@@ -1,18 +1,25 @@
-"""What comes in from outside: how a model is called, what a loader yields, which labels and targets are accepted."""
+"""What comes in from outside: models and how they are called, what a loader yields, which labels and targets fit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, IterableDataset
 from tqdm.auto import tqdm
 
-from propagauss.errors import InputError
+from propagauss.alone import ALONE
+from propagauss.checks import kind, tensor
+from propagauss.errors import InputError, PropagaussError
 from propagauss.gaussian import Gaussian
 
 
@@ -37,15 +44,79 @@ def call(model: Any, *inputs: Any, **named: Any) -> Any:
     return model(*args, **kwargs)
 
 
+def as_model(model: Any, what: str = "the model", scripted: bool = False) -> nn.Module:
+    """A module whose parameters are its own: what `torch.compile` returned is opened, other wrappers are refused."""
+    model = getattr(model, "_orig_mod", model)
+    if not isinstance(model, nn.Module):
+        made = ": make one, as in model = Net()" if isinstance(model, type) else ""
+        raise InputError(f"{what} must be an nn.Module, but is {kind(model)}{made}")
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        raise InputError(f"{what} is in {type(model).__name__}: give the model inside, model.module")
+    if isinstance(model, torch.jit.ScriptModule) and not scripted:
+        raise InputError(
+            f"{what} is a ScriptModule ({type(model).__name__}), whose parameters cannot be exchanged: give the "
+            "nn.Module that it was made from, with its weights loaded"
+        )
+    for path, part in model.named_modules():
+        if type(part).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
+            raise InputError(f"{what} is quantised ({type(part).__name__} at '{path}'): give the one it was made from")
+    with ALONE:  # another thread may have exchanged the parameters
+        for name, p in model.named_parameters():
+            if is_lazy(p):
+                raise InputError(f"'{name}' of {what} has no shape yet: call a lazy model once before")
+            tensor(p, f"'{name}' of {what}")
+    return model
+
+
+@contextmanager
+def explained(model: Any, inputs: Any, where: str = "") -> Iterator[None]:
+    """What a model of the user's raises when it is called on inputs, as an error that says on which."""
+    try:
+        yield
+    except (PropagaussError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise InputError(f"{where}{_not_running(model, inputs, error)}") from error
+
+
+def _not_running(model: Any, inputs: Any, error: Exception) -> str:
+    """Why a model did not run on inputs, as far as one can tell."""
+    leaves = pytree.tree_leaves(inputs)
+    given = ", ".join(_described(leaf) for leaf in leaves[:4]) + (", ..." if len(leaves) > 4 else "") or "no inputs"
+    reason = (str(error).strip() or "no message").splitlines()[0]
+    text = f"the model does not run on {given}: {type(error).__name__}: {reason}"
+    types = {p.dtype for p in model.parameters()} if isinstance(model, nn.Module) else set()
+    odd = {t.dtype for t in leaves if isinstance(t, Tensor) and t.is_floating_point()} - types
+    if len(types) == 1 and odd:
+        text += f"; the input is {odd.pop()}, the model {types.pop()}: convert one with .to()"
+    elif any(isinstance(leaf, Tensor) and not (leaf.is_floating_point() or leaf.is_complex()) for leaf in leaves):
+        text += "; the input holds integers: convert it with .float() if they are features, and if they are labels, "
+        text += "give (x, y) rather than (y, x)"
+    return text
+
+
+def _described(leaf: Any) -> str:
+    return f"{kind(leaf)} ({leaf.dtype})" if isinstance(leaf, Tensor) else kind(leaf)
+
+
 def as_tensor(output: Any) -> Tensor:
     """The tensor that a model returned, or the `logits` of an output object (Hugging Face)."""
     output = getattr(output, "logits", output)
-    if isinstance(output, Tensor):
-        return output
-    raise InputError(
-        f"the model returned {_kind(output)}; a tensor is needed: wrap the model so that it returns only its logits "
-        "or means"
-    )
+    if not isinstance(output, Tensor):
+        raise InputError(
+            f"the model returned {kind(output)}; a tensor is needed: wrap the model so that it returns only its logits "
+            "or means"
+        )
+    if output.is_complex() or not output.is_floating_point():
+        raise InputError(f"the model returned a tensor of {output.dtype}; real logits or means are needed")
+    return tensor(output, "what the model returned")
+
+
+def as_net(net: Any) -> Any:
+    """Something that maps inputs to a Gaussian, as far as one can tell without calling it."""
+    if not callable(net) or isinstance(net, type):
+        raise InputError(f"the net must map inputs to a Gaussian, but is {kind(net)}: use pg.streamline")
+    return net
 
 
 def as_latent(output: Any) -> Gaussian:
@@ -53,7 +124,7 @@ def as_latent(output: Any) -> Gaussian:
     if isinstance(output, Gaussian):
         return output
     raise InputError(
-        f"the net returned {_kind(output)}; a Gaussian is needed: give pg.streamline(model, posterior, example), or "
+        f"the net returned {kind(output)}; a Gaussian is needed: give pg.streamline(model, posterior, example), or "
         "a baseline such as MAP(model), rather than the model itself"
     )
 
@@ -77,22 +148,55 @@ def _training_matters(module: nn.Module) -> bool:
 
 
 def batches(
-    loader: Iterable[Any], device: torch.device | None = None, progress: str | None = None
+    loader: Iterable[Any], device: torch.device | None = None, progress: str | None = None, empty: bool = False
 ) -> Iterator[tuple[Any, Tensor]]:
-    """The `(x, y)` pairs of a loader, `x` on `device`; `progress` is the title of a bar, shown on terminals only."""
-    empty = True
-    for batch in tqdm(loader, desc=progress, leave=False, disable=None if progress else True):
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-            raise InputError(
-                f"the loader yields {_kind(batch)}; it must yield pairs (x, y) with y a tensor, and x a tensor, or a "
-                "tuple or dict of inputs"
-            )
-        x, y = batch
-        x = dict(x) if isinstance(x, Mapping) else x
-        empty = empty and y.shape[:1].numel() == 0
+    """The `(x, y)` pairs of a loader, `x` on `device`; `progress` is the title of a bar, shown on terminals only.
+
+    Unless `empty`, there must be data.
+    """
+    seen = False
+    for number, batch in enumerate(
+        tqdm(_iterable(loader), desc=progress, leave=False, disable=None if progress else True)
+    ):
+        x, y = _pair(batch, f"batch {number}")
+        seen = seen or y.shape[0] > 0
         yield pytree.tree_map_only(Tensor, lambda t: t.to(device), x) if device is not None else x, y
-    if empty:
+    if not (seen or empty):
         raise InputError("the loader is empty: it yielded no data (a generator can be read only once)")
+
+
+def _iterable(loader: Any) -> Iterable[Any]:
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise InputError(
+            f"the loader is a dataset ({type(loader).__name__}), which has no batches: give "
+            "DataLoader(dataset, batch_size=256)"
+        )
+    single = isinstance(loader, (str, bytes, Mapping, Tensor, np.ndarray))
+    if single or isinstance(loader, type) or (not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__")):
+        raise InputError(
+            f"the loader is {kind(loader)}; something that yields pairs (x, y) is needed: a DataLoader, or a list such "
+            "as [(x, y)]"
+        )
+    return loader
+
+
+def _pair(batch: Any, where: str) -> tuple[Any, Tensor]:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or isinstance(batch[1], (str, Mapping)):
+        remedy = "; for a dictionary of inputs yield (inputs, labels)" if isinstance(batch, Mapping) else ""
+        remedy = "; give [(x, y)] for a single batch" if isinstance(batch, Tensor) else remedy
+        raise InputError(
+            f"{where}: the loader yields {kind(batch)}; it must yield (x, y): pairs with y a tensor, and x a tensor, "
+            f"or a tuple or dict of inputs{remedy}"
+        )
+    x, y = batch
+    y = tensor(y, f"{where}: y of the pair (x, y)")
+    if y.dim() == 0:
+        raise InputError(f"{where}: y of the pair (x, y) has no batch dimension: give targets [B] or [B, ...]")
+    x = dict(x) if isinstance(x, Mapping) else x
+    for leaf in pytree.tree_leaves(x):
+        if isinstance(leaf, (Tensor, np.ndarray)) or leaf is x:
+            tensor(leaf, f"{where}: x of the pair (x, y)")
+    return x, y
 
 
 def device_of(net: Any) -> torch.device | None:
@@ -109,6 +213,7 @@ def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> Tensor:
 
     One trailing dimension of size 1 is dropped; nothing is ever broadcast.
     """
+    labels = tensor(labels, "the tensor of labels")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InputError(
             f"labels are {labels.dtype}; class indices must be integers: use labels.long(), or labels.argmax(-1) if "
@@ -129,6 +234,7 @@ def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> Tensor:
 
 def check_targets(targets: Tensor, shape: torch.Size) -> Tensor:
     """Regression targets in the shape of the predicted means; `[N]` stands for `[N, 1]` and the reverse, no other."""
+    targets = tensor(targets, "the tensor of targets")
     if targets.is_complex() or targets.dtype == torch.bool:
         raise InputError(f"targets are {targets.dtype}; regression needs real numbers: use targets.float()")
     if targets.shape != shape and (targets.shape == (*shape, 1) or (*targets.shape, 1) == shape):
@@ -138,9 +244,3 @@ def check_targets(targets: Tensor, shape: torch.Size) -> Tensor:
     if not targets.isfinite().all():
         raise InputError("targets have values that are not finite: remove or impute those points")
     return targets
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"

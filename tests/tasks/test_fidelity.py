@@ -301,9 +301,9 @@ def test_bad_arguments() -> None:
     model, x = built()
     posterior = posterior_of(model)
     net = pg.streamline(model, posterior, x)
-    with pytest.raises(pg.InputError, match=r"got a Classifier: pass its \.net"):
+    with pytest.raises(pg.InputError, match=r"is a Classifier; .* pass its \.net"):
         pg.tasks.fidelity(pg.Classifier(net), model, posterior, x)  # type: ignore[arg-type]
-    with pytest.raises(pg.InputError, match="got a Sequential"):
+    with pytest.raises(pg.InputError, match="the network is a Sequential"):
         pg.tasks.fidelity(model, model, posterior, x)  # type: ignore[arg-type]
     with pytest.raises(pg.InputError, match="posterior is a dict"):
         pg.tasks.fidelity(net, model, {}, x)  # type: ignore[arg-type]

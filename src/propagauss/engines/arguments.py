@@ -4,26 +4,47 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
+from propagauss.checks import kind, tensor
 from propagauss.errors import InputError
-from propagauss.posteriors.base import Posterior
+from propagauss.gaussian import Gaussian
+from propagauss.inputs import as_call, as_model
+from propagauss.network.streamlined import Streamlined
+from propagauss.posteriors.base import Posterior, as_posterior
+from propagauss.tracing.trace import flatten
 
 
-def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InputError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
+def as_source(model: Any) -> nn.Module:
+    """The model to rewrite."""
+    model = as_model(model)
+    if isinstance(model, Streamlined) or isinstance(getattr(model, "net", None), Streamlined):
+        raise InputError(f"the model is {kind(model)}, which is rewritten already: give the model it was made from")
+    return model
 
 
-def bound(engine: str, model: nn.Module, posterior: Posterior | None) -> Posterior | None:
+def bound(model: nn.Module, posterior: Posterior | None) -> Posterior | None:
     """The posterior with the shapes of the model's parameters."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"{engine} needs an nn.Module, got {type(model).__name__}")
     if posterior is None:
         return None
-    if not isinstance(posterior, Posterior):
+    return as_posterior(posterior).bind({name: p.detach() for name, p in model.named_parameters()})
+
+
+def check_example(example: Any, output: Any, sparse: bool) -> None:
+    """Refuse what cannot be traced for what it is, rather than for where it fails."""
+    if output is not None and not isinstance(output, str):
+        raise InputError(f"output is {kind(output)}; the name of a field that the model returns is needed, or None")
+    leaves = flatten(*as_call(example))[0]
+    means = [leaf.mean if isinstance(leaf, Gaussian) else leaf for leaf in leaves]
+    for i, leaf in enumerate(means):
+        if isinstance(leaf, Tensor):
+            tensor(leaf, f"input {i} of the example", sparse=sparse)
+    if not any(isinstance(leaf, Tensor) for leaf in means):
+        odd = kind(leaves[0] if len(leaves) == 1 else example)
+        if any(isinstance(leaf, np.ndarray) for leaf in leaves):
+            raise InputError(f"the example holds {odd}; tensors are needed: make them with torch.as_tensor")
         raise InputError(
-            f"the posterior is a {type(posterior).__name__}: give a DiagonalPosterior, KroneckerPosterior or "
-            "FullPosterior"
+            f"the example holds no tensor with a batch dimension, but {odd}: give an input that the model accepts, "
+            "such as next(iter(loader))[0]"
         )
-    return posterior.bind({name: p.detach() for name, p in model.named_parameters()})

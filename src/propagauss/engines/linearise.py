@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, fx, nn
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
 from propagauss.alone import ALONE
-from propagauss.engines.arguments import bound, check_choice
+from propagauss.checks import choice as one_of
+from propagauss.engines.arguments import as_source, bound, check_example
+from propagauss.errors import UnsupportedOpError
+from propagauss.inputs import explained
 from propagauss.network.linearised import Linearised
 from propagauss.passes.backwards.apart import check_samples_apart
 from propagauss.passes.backwards.choice import checked, choose
@@ -20,7 +24,7 @@ from propagauss.passes.early_selection import select_early
 from propagauss.passes.recognise import recognise
 from propagauss.posteriors.base import Posterior
 from propagauss.rules import adjoints  # noqa: F401 (registers them)
-from propagauss.tracing.trace import trace
+from propagauss.tracing.trace import Traced, trace
 
 
 def linearise(
@@ -51,10 +55,12 @@ def linearise(
         covariance: of all outputs of a sample, or their variances only.
         output: which field of a dataclass or dict output to return; `logits` if there is one, else the whole output.
     """
-    check_choice("covariance", covariance, ("full", "diagonal"))
+    one_of(covariance, "covariance", ("full", "diagonal"))
     wanted = checked(outputs)
+    model = as_source(model)
+    check_example(example, output, sparse=False)
     with ALONE:
-        net = _linearised(model, bound("linearise", model, posterior), example, wanted, covariance == "full", output)
+        net = _linearised(model, bound(model, posterior), example, wanted, covariance == "full", output)
     net.settings = {"outputs": outputs, "covariance": covariance, "output": output}
     return net
 
@@ -72,8 +78,19 @@ def _linearised(
     recognise(traced)
     select_early(traced)
     read_before_last_layer(traced)
-    check_samples_apart(traced)
+    with explained(model, example):
+        check_samples_apart(traced)
+    _check_outputs(traced)
     choice = choose(wanted, traced)
     if posterior is not None and not traced.batch_is_dynamic:
         check_one_direction(traced, posterior, choice)
     return Sweep(traced, posterior, full, choice).run()
+
+
+def _check_outputs(traced: Traced) -> None:
+    for node in traced.outputs:
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if isinstance(value, Tensor) and value.is_complex():
+            raise UnsupportedOpError("the model returns complex numbers: return torch.view_as_real of them")
+        if isinstance(value, Tensor) and value.layout != torch.strided:
+            raise UnsupportedOpError("the model returns a sparse tensor: return .to_dense() of it")

@@ -8,7 +8,8 @@ from torch import nn
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
 from propagauss.alone import ALONE
-from propagauss.engines.arguments import bound, check_choice
+from propagauss.checks import choice, flag, number
+from propagauss.engines.arguments import as_source, bound, check_example
 from propagauss.errors import InputError
 from propagauss.inputs import as_call
 from propagauss.network.streamlined import Streamlined
@@ -69,12 +70,15 @@ def streamline(
     """
     options = Options(covariance, activation, attention, normalisation)
     for name, allowed in _CHOICES.items():
-        check_choice(name, getattr(options, name), allowed)
-    _check_tolerance(variance_tolerance, options)
+        choice(getattr(options, name), name, allowed)
+    tolerance = _tolerance(variance_tolerance, options)
+    check = flag(check, "check")
+    model = as_source(model)
+    check_example(example, output, sparse=True)
     with ALONE:
-        net = _rewritten(model, bound("streamline", model, posterior), example, options, output, check)
-    net.settings = {**vars(options), "output": output, "variance_tolerance": variance_tolerance}
-    return compress(net, net.leaves(example), variance_tolerance) if variance_tolerance else net
+        net = _rewritten(model, bound(model, posterior), example, options, output, check)
+    net.settings = {**vars(options), "output": output, "variance_tolerance": tolerance}
+    return compress(net, net.leaves(example), tolerance) if tolerance else net
 
 
 def _rewritten(
@@ -91,8 +95,9 @@ def _rewritten(
     return net
 
 
-def _check_tolerance(tolerance: float, options: Options) -> None:
-    if not 0 <= tolerance < 1:
-        raise InputError(f"variance_tolerance is {tolerance}; it must be at least 0 (exact) and less than 1")
+def _tolerance(given: Any, options: Options) -> float:
+    need = "a number of at least 0 (exact) and less than 1"
+    tolerance = number(given, "variance_tolerance", need, lambda v: 0 <= v < 1)
     if tolerance and options.full:
         raise InputError("variance_tolerance is for covariance='diagonal': a full covariance has no low-rank variances")
+    return tolerance

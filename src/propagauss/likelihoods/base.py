@@ -96,6 +96,8 @@ class Likelihood(abc.ABC):
 
     def matched(self, output: Tensor, y: Tensor, where: str) -> tuple[Tensor, Tensor]:
         """What the model returned as `[B, C]`, and the targets that go with it; raise if they do not fit."""
+        if y.is_complex() or y.dtype == torch.bool:
+            raise InputError(f"{where}: targets are {y.dtype}; real numbers are needed: use targets.float()")
         fits = y.shape == output.shape or y.shape == (*output.shape, 1) or (*y.shape, 1) == output.shape
         if not fits or output.dim() == 0:
             raise InputError(

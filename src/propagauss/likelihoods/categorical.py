@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn import functional as F
 
+from propagauss.checks import kind, seed, whole
 from propagauss.errors import InputError, nearest
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import check_labels
+from propagauss.inputs import as_latent, check_labels
 from propagauss.likelihoods.base import Likelihood, Moments, Root, last_dimension
-from propagauss.likelihoods.links import LINKS, Link, categorical, monte_carlo, shared
+from propagauss.likelihoods.links import LINKS, MOST_SAMPLES, Link, categorical, monte_carlo, shared
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class CategoricalLikelihood(Likelihood):
     }
 
     def __post_init__(self) -> None:
-        if self.link not in LINKS:
-            hint = nearest(self.link, LINKS)
-            raise InputError(f"there is no link {self.link!r}{hint} (there are {', '.join(LINKS)})")
-        if self.samples < 2:
-            raise InputError(f"samples is {self.samples}; the Monte Carlo link needs at least 2")
+        if not isinstance(self.link, str) or self.link not in LINKS:
+            hint = nearest(self.link, LINKS) if isinstance(self.link, str) else ""
+            raise InputError(f"there is no link {kind(self.link)}{hint} (there are {', '.join(LINKS)})")
+        whole(self.samples, "samples", 2, MOST_SAMPLES)
+        seed(self.seed)
 
     # -- the fit
 
@@ -52,7 +53,7 @@ class CategoricalLikelihood(Likelihood):
         if output.dim() != 2 or output.shape[1] < 2:
             raise InputError(
                 f"{where}: classification needs outputs [B, C] with at least 2 classes, got {tuple(output.shape)}"
-                + ("; give a binary model two logits" if output.shape[-1] == 1 else "")
+                + ("; give a binary model two logits" if output.shape[-1:] == (1,) else "")
             )
         if y.is_floating_point() or y.dtype == torch.bool:
             raise InputError(f"{where}: labels must be integers, the index of the class; got {y.dtype}")
@@ -60,12 +61,13 @@ class CategoricalLikelihood(Likelihood):
             raise InputError(
                 f"{where}: labels have shape {tuple(y.shape)}, outputs {tuple(output.shape)}; labels must be [B]"
             )
+        y = y.long()
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= output.shape[1]:
             raise InputError(
                 f"{where}: labels go from {low} to {high}, but the model has classes 0 to {output.shape[1] - 1}"
             )
-        return output, y.long()
+        return output, y
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy."""
@@ -89,6 +91,7 @@ class CategoricalLikelihood(Likelihood):
 
     def log_probs(self, latent: Gaussian) -> Tensor:
         """Log-probabilities of the classes, finite and normalised: `[batch, ..., classes]`."""
+        latent = as_latent(latent)
         if latent.mean.dim() < 2 or latent.mean.shape[-1] < 2:
             raise InputError(
                 f"the net returned logits of shape {tuple(latent.shape)}; a Classifier needs [batch, ..., classes] "

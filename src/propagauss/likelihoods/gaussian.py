@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Normal
 
+from propagauss.checks import kind, tensor
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.likelihoods.base import Decomposition, Free, Held, Likelihood, Moments, Root, diagonal_root
@@ -105,9 +107,18 @@ class GaussianLikelihood(Likelihood):
 
 def standard_deviation(noise: Any) -> Tensor:
     """A noise as users give it, as a tensor of its own; None is zero, no noise."""
-    stddev = torch.as_tensor(0.0 if noise is None else noise, dtype=torch.float64).detach().clone()
-    if stddev.dim() > 1 or not (stddev.isfinite() & (stddev >= 0)).all():
-        raise InputError(f"noise is {noise}; it must be a standard deviation, or one per output, none negative")
+    need = "it must be a standard deviation, or one per output, none negative"
+    if isinstance(noise, Tensor) and tensor(noise, "noise").is_floating_point():
+        noise = noise.detach().to("cpu", torch.float64)  # NumPy knows no bfloat16
+    try:
+        given = np.asarray(0.0 if noise is None else noise)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"noise is {kind(noise)}; {need}") from error
+    if given.dtype.kind not in "iuf" or given.ndim > 1 or not given.size:
+        raise InputError(f"noise is {kind(noise)}; {need}")
+    stddev = torch.tensor(given, dtype=torch.float64)
+    if not (stddev.isfinite() & (stddev >= 0)).all():
+        raise InputError(f"noise is {stddev.tolist()}; {need}")
     return stddev
 
 

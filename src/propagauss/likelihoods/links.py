@@ -13,16 +13,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
+from propagauss.checks import floating, whole
+from propagauss.checks import seed as checked_seed
 from propagauss.errors import InputError
 
 Link = Callable[[Tensor, Tensor], Tensor]
 
+MOST_SAMPLES = 2**20  # more take gigabytes, and change nothing that can be seen
 _PROBIT = math.pi / 8  # MacKay's constant: sigmoid(x) is close to Φ(x √(π/8))
 
 
@@ -60,14 +64,16 @@ def monte_carlo(mean: Tensor, covariance: Tensor, samples: int = 512, seed: int 
     draws. Bad for hundreds of classes with
     variances far above 1, where single draws dominate. Memory is `samples` times that of the mean.
     """
+    matrix = _is_covariance(mean, covariance)
+    samples, seed = whole(samples, "samples", 2, MOST_SAMPLES), checked_seed(seed)
     # antithetic pairs keep the gradient right where the variance vanishes; the slack keeps it finite there
     slack = torch.finfo(mean.dtype).eps
     draws = _draws(samples, int(mean.shape[-1]), seed).to(mean)  # [S, C]
-    if _is_covariance(mean, covariance):
+    if matrix:
         largest = covariance.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
         identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
         # singular covariances need a nudge: as much rounding as a Gaussian is allowed to have
-        root = torch.linalg.cholesky(covariance + slack * (1 + 1e3 * largest) * identity)
+        root = _root(covariance + slack * (1 + 1e3 * largest) * identity)
         deviation = torch.einsum("...ij,sj->s...i", root, draws)
     else:
         draws = draws.reshape(draws.shape[0], *[1] * (mean.dim() - 1), draws.shape[1])
@@ -87,8 +93,8 @@ def bridge(mean: Tensor, covariance: Tensor) -> Tensor:
     probability whatever their mean; and below the correction only ratios of variances count, so that `fit_scale` finds
     nothing to fit. It is here for comparison: `mean_field` costs little more.
     """
-    classes = int(mean.shape[-1])
     v = _variance(mean, covariance)
+    classes = int(mean.shape[-1])
     if _is_covariance(mean, covariance):
         rows = covariance.sum(-1)
         v = (v - 2 / classes * rows + rows.sum(-1, keepdim=True) / classes**2).clamp(min=0)
@@ -117,19 +123,47 @@ def shared(link: Link, mean: Tensor, index: Tensor, covariance: Tensor) -> Tenso
 
 def categorical(logits: Tensor) -> Categorical:
     """`Categorical(logits=logits)`, also for an empty batch (on which the check of its own arguments fails)."""
-    return Categorical(logits=logits, validate_args=None if logits.numel() else False)
+    if not torch.compiler.is_compiling() and not floating(logits, "the tensor of logits").dim():
+        raise InputError("the logits have no dimensions: give [..., classes]")
+    try:
+        return Categorical(logits=logits, validate_args=None if logits.numel() else False)
+    except ValueError as error:  # of its own check of the values
+        raise InputError("the logits have NaN values: check the inputs and the weights of the model") from error
 
 
 LINKS: dict[str, Link] = {"probit": probit, "mean_field": mean_field, "monte_carlo": monte_carlo, "bridge": bridge}
 
 
+def _root(covariance: Tensor) -> Tensor:
+    try:
+        return torch.linalg.cholesky(covariance)
+    except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
+        raise InputError("the covariance of the logits is not positive semi-definite, or not finite") from error
+
+
 def _is_covariance(mean: Tensor, covariance: Tensor) -> bool:
+    if not torch.compiler.is_compiling():
+        _check_moments(mean, covariance)
     if covariance.dim() - mean.dim() not in (0, 1) or covariance.shape[-1] != mean.shape[-1]:
         raise InputError(
             f"the mean has shape {tuple(mean.shape)} and the covariance {tuple(covariance.shape)}: give variances of "
             "the same shape, or covariances with one more dimension of that size"
         )
     return covariance.dim() > mean.dim()
+
+
+def _check_moments(mean: Any, covariance: Any) -> None:
+    """Types and sizes alone: values are not looked at."""
+    floating(mean, "the mean of the logits")
+    floating(covariance, "the covariance of the logits")
+    if not mean.dim():
+        raise InputError("the mean of the logits has no dimensions: give [..., classes]")
+    lead = covariance.shape[: mean.dim()]
+    if len(lead) == mean.dim() and any(n != m and 1 not in (n, m) for n, m in zip(lead, mean.shape, strict=True)):
+        raise InputError(
+            f"the mean of the logits has shape {tuple(mean.shape)} and their covariance {tuple(covariance.shape)}: "
+            "give variances of the same shape, or covariances with one more dimension"
+        )
 
 
 def _variance(mean: Tensor, covariance: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from propagauss.checks import kind, tensor
 from propagauss.errors import InputError
-from propagauss.gaussian import Gaussian
+from propagauss.gaussian import Gaussian, mean_of
 from propagauss.inputs import as_call
 from propagauss.network.plan import Plan
 from propagauss.nodes import depends, hint, is_open
@@ -31,6 +32,7 @@ class Slot:
     dtype: torch.dtype | None = None
     sizes: tuple[int | None, ...] = ()  # None where any size will do
     example: tuple[int, ...] = ()
+    sparse: bool = False  # whether it may be
 
     def check(self, i: int, leaf: Any) -> None:
         """Refuse what the network was not streamlined for."""
@@ -48,9 +50,11 @@ class Slot:
             )
         if not self.uncertain and not isinstance(leaf, Tensor):
             raise InputError(
-                f"input {i} was a plain tensor when the network was streamlined, but is a {type(leaf).__name__}: "
-                "pass a tensor, or streamline again with a Gaussian as the example"
+                f"input {i} was a plain tensor when the network was streamlined, but is {kind(leaf)}: "
+                "pass a tensor (torch.as_tensor makes one), or streamline again with a Gaussian as the example"
             )
+        if not torch.compiler.is_compiling():
+            tensor(mean_of(leaf), f"input {i}", sparse=self.sparse)
         if leaf.dtype != self.dtype:
             raise InputError(
                 f"input {i} is {leaf.dtype}; the network was streamlined for {self.dtype}: convert it with .to()"
@@ -140,13 +144,25 @@ class Streamlined(nn.Module):
         if spec != self._in_spec and len(args) == 1 and not kwargs:
             leaves, spec = flatten(*as_call(args[0]))
         if spec != self._in_spec:
-            raise InputError(f"this network was streamlined for inputs of the form {self._in_spec}, got {spec}")
+            raise InputError(
+                f"this network was streamlined for {_form(self._in_spec)}, but was called with {_form(spec)}: call it "
+                "as the model was called on the example"
+            )
         for i, (slot, leaf) in enumerate(zip(self.slots, leaves, strict=True)):
             slot.check(i, leaf)
         return [leaf for slot, leaf in zip(self.slots, leaves, strict=True) if not slot.literal]
 
     def __repr__(self) -> str:
         return f"Streamlined({len(self.plan)} rewritten ops, {len(self.plan.parameters)} random parameters)"
+
+
+def _form(spec: pytree.TreeSpec) -> str:
+    """How a call was made: `2 positional inputs and mask=`."""
+    args, kwargs = pytree.tree_unflatten(["*"] * spec.num_leaves, spec)
+    parts = [f"{len(args)} positional input{'s' * (len(args) > 1)}"] if args else []
+    if any(a != "*" for a in args):
+        parts = [f"positional inputs nested as {args}".replace("'", "")]
+    return " and ".join([*parts, *(f"{name}=" for name in kwargs)]) or "no inputs"
 
 
 def _samples_at_once(plan: Plan) -> int | None:
@@ -193,4 +209,11 @@ def _slot(name: str, node: fx.Node | None, value: Any, uncertain: bool) -> Slot:
     if node is None or not isinstance(value, Tensor):
         return Slot(name, literal=True, value=value)
     sizes = tuple(None if is_open(s) else hint(s) for s in node.meta["val"].shape)
-    return Slot(name, uncertain=uncertain, dtype=value.dtype, sizes=sizes, example=tuple(value.shape))
+    return Slot(
+        name,
+        uncertain=uncertain,
+        dtype=value.dtype,
+        sizes=sizes,
+        example=tuple(value.shape),
+        sparse=value.layout != torch.strided,
+    )

@@ -11,13 +11,16 @@ import fnmatch
 import math
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from propagauss.errors import PosteriorError, nearest
+from propagauss.checks import floating, generator, kind, named, new_file, number, patterns, whole, written
+from propagauss.errors import InputError, PosteriorError, nearest
 from propagauss.posteriors.files import write
+
+T = TypeVar("T")
 
 
 class Noise(nn.Module):
@@ -105,9 +108,8 @@ class Posterior(abc.ABC):
 
     def scale(self, factor: float) -> Self:
         """Covariance multiplied by `factor`."""
-        if not (math.isfinite(factor) and factor >= 0):
-            raise PosteriorError(f"the factor of a covariance is {factor}; it must be finite and not negative")
-        return self._scaled(factor)
+        need = "a finite number that is not negative"
+        return self._scaled(number(factor, "the factor of a covariance", need, lambda v: v >= 0, PosteriorError))
 
     @abc.abstractmethod
     def _scaled(self, factor: float) -> Self: ...
@@ -133,11 +135,11 @@ class Posterior(abc.ABC):
 
     # -- shared
 
-    def select(self, *patterns: str | Iterable[str]) -> Self:
+    def select(self, *given: str | Iterable[str]) -> Self:
         """The marginal posterior of the parameters whose names match any of the glob patterns, or lists of them."""
-        patterns = tuple(p for given in patterns for p in ((given,) if isinstance(given, str) else given))
-        kept = tuple(n for n in self.names if any(fnmatch.fnmatchcase(n, p) for p in patterns))
-        for pattern in patterns:
+        found = patterns(given, "select()", next(iter(self.names), "*"), PosteriorError)
+        kept = tuple(n for n in self.names if any(fnmatch.fnmatchcase(n, p) for p in found))
+        for pattern in found:
             if not fnmatch.filter(self.names, pattern):
                 raise PosteriorError(
                     f"no parameter of the posterior matches '{pattern}'{nearest(pattern, self.names)} "
@@ -147,6 +149,7 @@ class Posterior(abc.ABC):
 
     def bind(self, parameters: Mapping[str, Tensor]) -> Self:
         """Check the posterior against a model's parameters; returns it with their shapes, on their device."""
+        named(parameters, "parameters", "dict(model.named_parameters())", PosteriorError)
         for name in self.names:
             if name not in parameters:
                 raise PosteriorError(
@@ -155,6 +158,12 @@ class Posterior(abc.ABC):
                 )
         known = [parameters[n] for n in self.names]
         for name, parameter in zip(self.names, known, strict=True):
+            if not isinstance(parameter, Tensor) or not parameter.is_floating_point():
+                what = parameter.dtype if isinstance(parameter, Tensor) else kind(parameter)
+                raise PosteriorError(
+                    f"'{name}' is {what} in the model; only real floating-point parameters can be random: leave it out "
+                    "of the posterior"
+                )
             if parameter.dtype != self.dtype:
                 raise PosteriorError(
                     f"'{name}' is {parameter.dtype} in the model but {self.dtype} in the posterior: "
@@ -181,12 +190,57 @@ class Posterior(abc.ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to a safetensors file, whole or not at all; read it back with `load_posterior`."""
+        target = new_file(path, "the path of the posterior", PosteriorError)
         tensors, meta = self._state()
         meta = meta | {"details": self.details, "shapes": {k: list(v) for k, v in (self.shapes or {}).items()}}
-        write(path, self.kind, tensors, meta)
+        with written(target, PosteriorError):
+            write(target, self.kind, tensors, meta)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.names)} parameters, {self.dtype}: {_listing(self.names)})"
+
+
+def as_posterior(value: Any) -> Posterior:
+    if not isinstance(value, Posterior):
+        raise InputError(
+            f"the posterior is {kind(value)}; give a DiagonalPosterior, KroneckerPosterior or FullPosterior, or what "
+            "fit_laplace, from_laplace, from_ivon, from_swag or load_posterior returns"
+        )
+    return value
+
+
+class ByName(dict[str, T]):
+    """Something for each parameter of a posterior."""
+
+    def __missing__(self, name: Any) -> T:
+        raise unknown(name, self)
+
+
+def unknown(name: Any, names: Iterable[str]) -> PosteriorError:
+    close = nearest(name, names) if isinstance(name, str) else ""
+    return PosteriorError(f"{name!r} is not a parameter of this posterior{close} (it has {_listing(names)})")
+
+
+def check_draws(count: Any, source: Any) -> int:
+    """How many samples are asked for."""
+    generator(source, PosteriorError)
+    return whole(count, "count", error=PosteriorError)
+
+
+def jacobian_of(posterior: Posterior, jacobian: Any) -> Mapping[str, Tensor]:
+    """A Jacobian that has all of the parameters."""
+    named(jacobian, "Jacobians", "{'weight': [B, C, *shape]}", PosteriorError)
+    for name in posterior.names:
+        if name not in jacobian:
+            raise PosteriorError(f"the Jacobian of '{name}' is missing: give one [B, C, *shape] per parameter")
+        found = floating(jacobian[name], f"the Jacobian of '{name}'", PosteriorError)
+        shape = (posterior.shapes or {}).get(name, found.shape[2:])
+        if found.dim() < 2 or found.shape[2:].numel() != shape.numel():
+            raise PosteriorError(
+                f"the Jacobian of '{name}' has shape {tuple(found.shape)}; it must be [B, C, *shape], where the "
+                f"parameter has the shape {tuple(shape)}"
+            )
+    return jacobian
 
 
 def flat(t: Tensor, lead: int = 0) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from propagauss.checks import floating, moved, named
 from propagauss.errors import PosteriorError
-from propagauss.posteriors.base import Noise, Posterior, flat
+from propagauss.posteriors.base import ByName, Noise, Posterior, check_draws, flat, jacobian_of
 
 
 class DiagonalPosterior(Posterior):
@@ -19,14 +20,15 @@ class DiagonalPosterior(Posterior):
     kind = "diagonal"
 
     def __init__(self, variances: Mapping[str, Tensor]):
-        for name, v in variances.items():
+        for name, v in named(variances, "variances", "{'0.weight': variance}", PosteriorError).items():
+            floating(v, f"the variance of '{name}'", PosteriorError)
             if not v.isfinite().all():
                 raise PosteriorError(f"the variance of '{name}' has values that are not finite")
             if (v < 0).any():
                 raise PosteriorError(f"the variance of '{name}' has negative values, smallest {v.min().item():.3g}")
         if len({v.dtype for v in variances.values()}) > 1:
             raise PosteriorError(f"variances have mixed dtypes: { {n: str(v.dtype) for n, v in variances.items()} }")
-        self._variances = {name: v.detach() for name, v in variances.items()}
+        self._variances = ByName({name: v.detach() for name, v in variances.items()})
         self.shapes = {name: v.shape for name, v in self._variances.items()}
         self.details: dict[str, float] = {}
 
@@ -49,12 +51,14 @@ class DiagonalPosterior(Posterior):
         return DiagonalNoise(v.t() if v is not None and transposed else v, self._variances[bias] if bias else None)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        count = check_draws(count, generator)
         return {
             name: v.sqrt() * torch.randn((count, *v.shape), generator=generator, dtype=v.dtype, device=v.device)
             for name, v in self._variances.items()
         }
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
+        jacobian = jacobian_of(self, jacobian)
         rows = {n: flat(jacobian[n], 2) for n in self.names}
         return torch.stack([(r * self._variances[n].flatten()) @ r.mT for n, r in rows.items()]).sum(0)
 
@@ -65,7 +69,7 @@ class DiagonalPosterior(Posterior):
         return self._with({n: v * factor for n, v in self._variances.items()})
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        return self._with({n: v.to(*args, **kwargs) for n, v in self._variances.items()})
+        return self._with({n: moved(v, *args, **kwargs) for n, v in self._variances.items()})
 
     def _keep(self, names: tuple[str, ...]) -> Self:
         return self._with({n: self._variances[n] for n in names})

@@ -27,12 +27,19 @@ def write(path: str | os.PathLike[str], kind: str, tensors: dict[str, Tensor], m
     try:
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode  # of a new file here; safetensors makes files private
-        save_file({k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}, temporary, metadata=header)
+        _save({k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}, temporary, header)
         os.chmod(temporary, stat.S_IMODE(mode))
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _save(tensors: dict[str, Tensor], path: Path, header: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata=header)
+    except SafetensorError as error:  # a full disk, say
+        raise OSError(str(error)) from error
 
 
 def read(path: str | os.PathLike[str], device: str | torch.device) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from propagauss.checks import floating, kind, moved, named
 from propagauss.errors import PosteriorError
 from propagauss.gaussian import check_psd, symmetric_root
-from propagauss.posteriors.base import Noise, Posterior, flat
+from propagauss.posteriors.base import Noise, Posterior, check_draws, flat, jacobian_of, unknown
 
 
 class FullPosterior(Posterior):
@@ -31,6 +32,11 @@ class FullPosterior(Posterior):
         covariance: Tensor,
         shapes: Mapping[str, torch.Size] | None = None,
     ):
+        floating(covariance, "the covariance", PosteriorError)
+        example = "list(dict(model.named_parameters()))"
+        if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
+            raise PosteriorError(f"names is {kind(names)}; a list of names of parameters is needed, such as {example}")
+        names = tuple(names)
         if covariance.dim() != 2 or covariance.shape[0] != covariance.shape[1]:
             raise PosteriorError(f"the covariance has shape {tuple(covariance.shape)}; it must be square")
         if len(set(names)) != len(names):
@@ -38,7 +44,9 @@ class FullPosterior(Posterior):
         if not covariance.isfinite().all():
             raise PosteriorError("the covariance has values that are not finite")
         check_psd(covariance, "the covariance", PosteriorError)
-        self._fill(tuple(names), covariance.detach(), shapes)
+        if not names and len(covariance):
+            raise PosteriorError(f"the covariance names no parameter: give their names in its order, such as {example}")
+        self._fill(names, covariance.detach(), shapes)
 
     def _fill(self, names: tuple[str, ...], matrix: Tensor, shapes: Mapping[str, torch.Size] | None) -> None:
         """`matrix [P, ...]` has a row for each entry of the parameters."""
@@ -46,7 +54,7 @@ class FullPosterior(Posterior):
         self._root: Tensor | None = None  # of the covariance, kept between samples
         self.shapes, self.details = None, {}
         if shapes is not None:
-            self._set_shapes({n: torch.Size(shapes[n]) for n in names})
+            self._set_shapes(_sizes(shapes, names))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,6 +89,7 @@ class FullPosterior(Posterior):
         return FullNoise(ww, wb, None if bias is None else self.covariance(bias))
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        count = check_draws(count, generator)
         if self._root is None:
             self._root = symmetric_root(self.to_dense())
         root = self._root
@@ -89,6 +98,7 @@ class FullPosterior(Posterior):
         return {n: p.reshape(count, *self.shape(n)) for n, p in zip(self.names, parts, strict=True)}
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
+        jacobian = jacobian_of(self, jacobian)
         j = torch.cat([flat(jacobian[n], 2) for n in self.names], dim=-1)
         return j @ self.to_dense() @ j.mT
 
@@ -107,7 +117,7 @@ class FullPosterior(Posterior):
         return self._with(_matrix=self._matrix * factor)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        return self._with(_matrix=self._matrix.to(*args, **kwargs))
+        return self._with(_matrix=moved(self._matrix, *args, **kwargs))
 
     def _keep(self, names: tuple[str, ...]) -> Self:
         return self._with(_kept=names)
@@ -150,7 +160,7 @@ class FullPosterior(Posterior):
             if other == name:
                 return slice(start, start + size)
             start += size
-        raise KeyError(name)
+        raise unknown(name, self._order)
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {"covariance": self._matrix}, {"order": self._order, "kept": self._kept}
@@ -158,6 +168,18 @@ class FullPosterior(Posterior):
     @classmethod
     def _from_state(cls, tensors: dict[str, Tensor], meta: dict[str, Any]) -> FullPosterior:
         return cls(meta["order"], tensors["covariance"])._with(_kept=tuple(meta["kept"]))
+
+
+def _sizes(shapes: Any, names: tuple[str, ...]) -> dict[str, torch.Size]:
+    """The shape of every parameter."""
+    named(shapes, "shapes", "{'0.weight': (4, 3)}", PosteriorError)
+    for name in names:
+        if name not in shapes:
+            raise PosteriorError(f"shapes has no entry for '{name}'")
+        found = shapes[name]
+        if not isinstance(found, (tuple, list)) or not all(isinstance(n, int) and n >= 0 for n in found):
+            raise PosteriorError(f"the shape of '{name}' is {kind(found)}; sizes are needed, such as (4, 3)")
+    return {name: torch.Size(shapes[name]) for name in names}
 
 
 class FullNoise(Noise):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from propagauss.checks import kind
+from propagauss.checks import path as checked_path
 from propagauss.errors import PosteriorError
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
@@ -26,7 +28,10 @@ TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def load_posterior(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Posterior:
     """Read a posterior written by `posterior.save`."""
-    header, tensors = read(path, device)
+    source = checked_path(path, "the path of the posterior", PosteriorError)
+    if os.path.isdir(source):
+        raise PosteriorError(f"{source} is a folder: give the name of a file that posterior.save wrote")
+    header, tensors = read(source, _device(device))
     if header.get("format") != FORMAT or header.get("kind") not in KINDS:
         raise PosteriorError(f"{os.fspath(path)} is a safetensors file, but not a posterior saved by propagauss")
     try:
@@ -42,6 +47,19 @@ def load_posterior(path: str | os.PathLike[str], device: str | torch.device = "c
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError) as error:  # ours, too
         raise PosteriorError(f"{os.fspath(path)} does not hold a valid posterior: {error}") from error
     return posterior
+
+
+def _device(given: Any) -> torch.device:
+    """A device that there is."""
+    try:
+        device = torch.device(given)
+        torch.empty(0, device=device)
+    except Exception as error:  # each backend has its own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise PosteriorError(f"device is {kind(given)}, which cannot be used here: {reason}") from error
+    if device.type == "meta":
+        raise PosteriorError("device is 'meta', which holds no values: load to 'cpu'")
+    return device
 
 
 def _meta(text: str) -> dict[str, Any]:

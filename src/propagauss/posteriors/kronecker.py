@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from propagauss.checks import choice, floating, kind, moved, named, positive
 from propagauss.errors import PosteriorError
 from propagauss.gaussian import check_psd
-from propagauss.posteriors.base import Noise, Posterior
+from propagauss.posteriors.base import ByName, Noise, Posterior, check_draws, jacobian_of
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,25 @@ class KroneckerPosterior(Posterior):
         damping: Literal["exact", "factored"] = "exact",
         flatten: Literal["row", "column"] = "row",
     ):
-        if damping not in ("exact", "factored") or flatten not in ("row", "column"):
-            raise PosteriorError(
-                f"damping is 'exact' or 'factored' and flatten 'row' or 'column', got {damping!r}, {flatten!r}"
-            )
-        self._factors: dict[str, Eigenfactors] = {}
+        choice(damping, "damping", ("exact", "factored"), PosteriorError)
+        choice(flatten, "flatten", ("row", "column"), PosteriorError)
+        self._factors: dict[str, Eigenfactors] = ByName()
         self.shapes: dict[str, torch.Size] | None = None
         self.details: dict[str, float] = {}
-        for name, matrices in factors.items():
+        for name, matrices in named(factors, "factors", "{'0.weight': (B, A)}", PosteriorError).items():
             if isinstance(prior_precision, Mapping) and name not in prior_precision:
                 raise PosteriorError(f"prior_precision has no entry for '{name}'")
-            precision = prior_precision[name] if isinstance(prior_precision, Mapping) else prior_precision
+            given = prior_precision[name] if isinstance(prior_precision, Mapping) else prior_precision
+            precision = positive(given, f"the prior precision of '{name}'", PosteriorError)
+            if not isinstance(matrices, (tuple, list)):
+                raise PosteriorError(
+                    f"the Kronecker factors of '{name}' are {kind(matrices)}; give (B, A) for a weight or (B,) for a "
+                    "bias"
+                )
+            for factor in matrices:
+                floating(factor, f"a Kronecker factor of '{name}'", PosteriorError)
             ordered = tuple(matrices)[::-1] if flatten == "column" else tuple(matrices)
-            self._factors[name] = _decompose(name, ordered, float(precision), damping)
+            self._factors[name] = _decompose(name, ordered, precision, damping)
         if len({f.variance.dtype for f in self._factors.values()}) > 1:
             raise PosteriorError("Kronecker factors have mixed dtypes")
 
@@ -78,7 +85,7 @@ class KroneckerPosterior(Posterior):
     def from_eigen(cls, factors: Mapping[str, Eigenfactors]) -> KroneckerPosterior:
         """From eigenvectors and the posterior variances in their basis (what adapters to other libraries have)."""
         new = cls({})
-        new._factors = dict(factors)
+        new._factors = ByName(factors)
         return new
 
     @property
@@ -110,7 +117,7 @@ class KroneckerPosterior(Posterior):
         return KroneckerNoise(w, None if bias is None else self.covariance(bias))
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        draws = {}
+        count, draws = check_draws(count, generator), {}
         for name, f in self._factors.items():
             white = torch.randn((count, *f.variance.shape), generator=generator, dtype=self.dtype, device=f.left.device)
             z = white * f.variance.sqrt()
@@ -119,6 +126,7 @@ class KroneckerPosterior(Posterior):
         return draws
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
+        jacobian = jacobian_of(self, jacobian)
         total: Tensor | float = 0.0
         for name, f in self._factors.items():
             j = jacobian[name].reshape(*jacobian[name].shape[:2], *f.variance.shape)
@@ -135,14 +143,14 @@ class KroneckerPosterior(Posterior):
         return self._with({n: replace(f, variance=f.variance * factor) for n, f in self._factors.items()})
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        return self._with({n: f.map(lambda t: t.to(*args, **kwargs)) for n, f in self._factors.items()})
+        return self._with({n: f.map(lambda t: moved(t, *args, **kwargs)) for n, f in self._factors.items()})
 
     def _keep(self, names: tuple[str, ...]) -> Self:
         return self._with({n: self._factors[n] for n in names})
 
     def _with(self, factors: dict[str, Eigenfactors]) -> Self:
         new = type(self)({})
-        new._factors, new.shapes, new.details = factors, self.shapes, dict(self.details)
+        new._factors, new.shapes, new.details = ByName(factors), self.shapes, dict(self.details)
         return new
 
     def _bound(self, shapes: dict[str, torch.Size]) -> Self:
@@ -280,12 +288,12 @@ def _low_rank(matrix: Tensor, precision: float) -> tuple[Tensor, Tensor]:
 
 
 def _decompose(name: str, matrices: tuple[Tensor, ...], precision: float, damping: str) -> Eigenfactors:
+    if len({m.dtype for m in matrices}) > 1:
+        raise PosteriorError(f"the Kronecker factors of '{name}' have mixed dtypes: convert them with .to()")
     if len(matrices) not in (1, 2):
         raise PosteriorError(
             f"'{name}' has {len(matrices)} Kronecker factors; give (B, A) for a weight or (B,) for a bias"
         )
-    if not (precision > 0 and math.isfinite(precision)):
-        raise PosteriorError(f"the prior precision of '{name}' is {precision}; it must be positive")
     vectors, values = [], []
     for factor in matrices:
         if factor.dim() != 2 or factor.shape[0] != factor.shape[1]:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from propagauss.checks import floating, moved, named
 from propagauss.errors import PosteriorError
-from propagauss.posteriors.base import Noise, Posterior, flat
+from propagauss.posteriors.base import ByName, Noise, Posterior, check_draws, flat, jacobian_of
 from propagauss.posteriors.diagonal import DiagonalNoise, DiagonalPosterior
 
 
@@ -30,6 +31,8 @@ class LowRankPosterior(Posterior):
 
     def __init__(self, variances: Mapping[str, Tensor], directions: Mapping[str, Tensor]):
         self._own = DiagonalPosterior(variances)
+        for name, d in named(directions, "directions", "{'0.weight': [K, *shape]}", PosteriorError).items():
+            floating(d, f"the tensor of directions of '{name}'", PosteriorError)
         if set(directions) != set(variances):
             odd = sorted(set(directions) ^ set(variances))
             raise PosteriorError(f"variances and directions must have the same parameters; not both have {odd[0]}")
@@ -46,7 +49,7 @@ class LowRankPosterior(Posterior):
                 )
             if not d.isfinite().all():
                 raise PosteriorError(f"the directions of '{name}' have values that are not finite")
-        self._directions = {n: directions[n].detach() for n in variances}
+        self._directions = ByName({n: directions[n].detach() for n in variances})
         self.shapes = self._own.shapes
         self.details: dict[str, float] = {}
 
@@ -88,15 +91,17 @@ class LowRankPosterior(Posterior):
         return LowRankNoise(own, w, None if bias is None else self._directions[bias])
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        count = check_draws(count, generator)
         device = next((d.device for d in self._directions.values()), None)
         along = torch.randn((count, self.rank), generator=generator, dtype=self.dtype, device=device)
         draws = self._own.sample(count, generator)
         return {n: d + torch.tensordot(along, self._directions[n], 1) for n, d in draws.items()}
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
-        moved = sum(flat(jacobian[n], 2) @ flat(d, 1).mT for n, d in self._directions.items())  # [B, C, K]
-        assert isinstance(moved, Tensor)
-        return self._own.quadratic(jacobian) + moved @ moved.mT
+        jacobian = jacobian_of(self, jacobian)
+        along = sum(flat(jacobian[n], 2) @ flat(d, 1).mT for n, d in self._directions.items())  # [B, C, K]
+        assert isinstance(along, Tensor)
+        return self._own.quadratic(jacobian) + along @ along.mT
 
     def to_dense(self) -> Tensor:
         rows = torch.cat([flat(d, 1) for d in self._directions.values()], dim=1)
@@ -108,7 +113,7 @@ class LowRankPosterior(Posterior):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         return self._with(
-            self._own.to(*args, **kwargs), {n: d.to(*args, **kwargs) for n, d in self._directions.items()}
+            self._own.to(*args, **kwargs), {n: moved(d, *args, **kwargs) for n, d in self._directions.items()}
         )
 
     def _keep(self, names: tuple[str, ...]) -> Self:

@@ -15,8 +15,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from propagauss.checks import moved
 from propagauss.errors import PosteriorError
-from propagauss.posteriors.base import flat
+from propagauss.posteriors.base import check_draws, flat, jacobian_of
 from propagauss.posteriors.full import FullPosterior
 from propagauss.posteriors.memory import require_memory
 
@@ -70,6 +71,7 @@ class SpectralPosterior(FullPosterior):
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """`V √s Vᵀ z + √r (z - V Vᵀ z)`, `z` white; of the parameters that were dropped, too."""
+        count = check_draws(count, generator)
         v, root = self._matrix, math.sqrt(self._rest)
         white = torch.randn((count, len(v)), generator=generator, dtype=self.dtype, device=v.device)
         draws = root * white + (white @ v * (self._variances.sqrt() - root)) @ v.mT
@@ -77,6 +79,7 @@ class SpectralPosterior(FullPosterior):
 
     def quadratic(self, jacobian: Mapping[str, Tensor]) -> Tensor:
         """A sum of squares, so that small variances are not differences of large ones."""
+        jacobian = jacobian_of(self, jacobian)
         v, some = self._matrix, jacobian[self.names[0]]
         dropped = {
             n: some.new_zeros(*some.shape[:2], self.shape(n).numel()) for n in self._order if n not in self.names
@@ -113,7 +116,9 @@ class SpectralPosterior(FullPosterior):
         return self._with(_variances=self._variances * factor, _rest=self._rest * factor)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        return self._with(_matrix=self._matrix.to(*args, **kwargs), _variances=self._variances.to(*args, **kwargs))
+        return self._with(
+            _matrix=moved(self._matrix, *args, **kwargs), _variances=moved(self._variances, *args, **kwargs)
+        )
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         meta = {"order": self._order, "kept": self._kept, "rest": self._rest}

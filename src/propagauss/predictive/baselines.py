@@ -18,12 +18,15 @@ from torch.func import functional_call, jacrev, vmap
 from torch.utils import _pytree as pytree
 
 from propagauss.alone import ALONE
+from propagauss.checks import choice, positive, tensor, whole
+from propagauss.checks import seed as checked_seed
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import arguments, as_tensor, call, check_eval
-from propagauss.likelihoods.gaussian import check_noise, check_positive
+from propagauss.inputs import arguments, as_model, as_tensor, call, check_eval, explained
+from propagauss.likelihoods.gaussian import check_noise, check_positive, standard_deviation
 from propagauss.likelihoods.links import categorical
 from propagauss.posteriors import Posterior
+from propagauss.posteriors.base import as_posterior
 from propagauss.predictive.calibration import FitReport, fit_temperature
 
 _BUDGET = 2**25  # numbers held at once where a chunk size is not given: 128 MB in single precision
@@ -36,12 +39,12 @@ class MAP:
     """`N(model(x), 0)`: the model as it is, without uncertainty about its weights."""
 
     def __init__(self, model: nn.Module):
-        check_eval(model)
-        self.model = model
+        self.model = as_model(model, scripted=True)
+        check_eval(self.model)
 
     def __call__(self, *x: Any, **named: Any) -> Gaussian:
         check_eval(self.model)
-        mean = as_tensor(call(self.model, *x, **named))
+        mean = _output(self.model, *x, **named)
         return Gaussian.diagonal(mean, torch.zeros_like(mean))
 
 
@@ -49,11 +52,9 @@ class TemperatureScaling:
     """`softmax(model(x) / temperature)` (Guo et al., 2017); `fit` finds the temperature on held-out data."""
 
     def __init__(self, model: nn.Module, temperature: float = 1.0):
-        check_eval(model)
-        if not (math.isfinite(temperature) and temperature > 0):
-            raise InputError(f"temperature is {temperature}; it must be a positive number")
-        self.model = model
-        self.temperature = temperature
+        self.model = as_model(model, scripted=True)
+        check_eval(self.model)
+        self.temperature = positive(temperature, "temperature")
         self.fit_report: FitReport | None = None
 
     def fit(self, loader: Iterable[Any], progress: bool = True) -> Self:
@@ -65,7 +66,7 @@ class TemperatureScaling:
 
     def __call__(self, *x: Any, **named: Any) -> Categorical:
         check_eval(self.model)
-        return categorical(as_tensor(call(self.model, *x, **named)) / self.temperature)
+        return categorical(_output(self.model, *x, **named) / self.temperature)
 
 
 class MonteCarlo:
@@ -89,22 +90,21 @@ class MonteCarlo:
         chunk: int | None = None,
         covariance: Literal["diagonal", "full"] = "diagonal",
     ):
-        if samples < 1 or (chunk is not None and chunk < 1):
-            raise InputError(f"samples and chunk must be at least 1, got {samples} and {chunk}")
-        _check_structure(covariance)
-        self.model, self.samples, self.seed, self.covariance = model, samples, seed, covariance
-        self.posterior, self._means = _bind(model, posterior)
-        self.chunk = min(samples, chunk or max(1, _BUDGET // sum(p.numel() for p in self._means.values())))
+        self.samples, self.seed = whole(samples, "samples", 1), checked_seed(seed)
+        self.covariance = choice(covariance, "covariance", ("diagonal", "full"))
+        chunk = None if chunk is None else whole(chunk, "chunk", 1)
+        self.model, self.posterior, self._means = _bind(model, posterior)
+        self.chunk = min(self.samples, chunk or max(1, _BUDGET // sum(p.numel() for p in self._means.values())))
         self._vectorise = True
 
     @torch.no_grad()
     def latents(self, *x: Any, **named: Any) -> Tensor:
         """Outputs of the sampled networks: `[samples, batch, ...]`."""
         check_eval(self.model)
-        args, kwargs = arguments(*x, **named)
+        args, kwargs = _arguments(*x, **named)
 
         def output(weights: dict[str, Tensor]) -> Tensor:
-            with ALONE:  # the parameters of the module are exchanged meanwhile
+            with ALONE, explained(self.model, (args, kwargs)):  # the parameters are exchanged meanwhile
                 return as_tensor(functional_call(self.model, weights, args, kwargs))
 
         # activations grow with samples times batch; rows of the first tensor stand for the batch
@@ -131,7 +131,7 @@ class MonteCarlo:
     def regress(self, x: Any, noise: float | Tensor) -> MixtureSameFamily:
         """`1/S Σ_s N(f(x, w_s), noise²)`, for each output; `noise` is one number or one per output."""
         latents = self.latents(x).movedim(0, -1)  # [batch, ..., samples]
-        stddev = torch.as_tensor(noise, dtype=latents.dtype, device=latents.device)
+        stddev = standard_deviation(noise).to(latents)
         check_noise(stddev, latents.shape[:-1])
         check_positive(stddev)
         components = Normal(latents, stddev.unsqueeze(-1).expand_as(latents))
@@ -174,17 +174,17 @@ class GLM:
         covariance: Literal["full", "diagonal"] = "full",
         chunk: int | None = None,
     ):
-        if chunk is not None and chunk < 1:
-            raise InputError(f"chunk must be at least 1, got {chunk}")
-        _check_structure(covariance)
-        self.model, self.covariance, self.chunk = model, covariance, chunk
-        self.posterior, self._means = _bind(model, posterior)
+        self.covariance = choice(covariance, "covariance", ("diagonal", "full"))
+        self.chunk = None if chunk is None else whole(chunk, "chunk", 1)
+        self.model, self.posterior, self._means = _bind(model, posterior)
         self._vectorise = True
 
     def __call__(self, *x: Any, **named: Any) -> Gaussian:
         check_eval(self.model)
-        args, kwargs = arguments(*x, **named)
-        mean = as_tensor(self.model(*args, **kwargs))
+        args, kwargs = _arguments(*x, **named)
+        mean = _output(self.model, *args, **kwargs)
+        if not mean.dim():
+            raise InputError("the model returned a tensor without dimensions; [batch, ...] is needed")
         batch, outputs = mean.shape[0], math.prod(mean.shape[1:])
         leaves, spec = pytree.tree_flatten((args, kwargs))
         batched = [isinstance(t, Tensor) and t.dim() > 0 and t.shape[0] == batch for t in leaves]
@@ -205,7 +205,7 @@ class GLM:
         def single(weights: dict[str, Tensor], sample: list[Any]) -> Tensor:
             parts = [t.unsqueeze(0) if b else t for t, b in zip(sample, batched, strict=True)]
             args, kwargs = pytree.tree_unflatten(parts, spec)
-            with ALONE:
+            with ALONE, explained(self.model, (args, kwargs)):
                 return as_tensor(functional_call(self.model, weights, args, kwargs)).flatten()
 
         if self._vectorise:
@@ -219,16 +219,25 @@ class GLM:
         return {name: torch.stack([row[name] for row in rows]) for name in self._means}
 
 
-def _bind(model: nn.Module, posterior: Posterior) -> tuple[Posterior, dict[str, Tensor]]:
-    """The posterior with the shapes of the model, and the means of its parameters."""
+def _output(model: nn.Module, *x: Any, **named: Any) -> Tensor:
+    with explained(model, (x, named)):
+        return as_tensor(call(model, *x, **named))
+
+
+def _arguments(*x: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args, kwargs = arguments(*x, **named)
+    for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
+        if isinstance(leaf, Tensor):
+            tensor(leaf, f"input {i}")
+    return args, kwargs
+
+
+def _bind(model: Any, posterior: Any) -> tuple[nn.Module, Posterior, dict[str, Tensor]]:
+    """The model, the posterior with its shapes, and the means of its parameters."""
+    model = as_model(model)
     check_eval(model)
-    if not posterior.names:
+    if not as_posterior(posterior).names:
         raise InputError("the posterior names no parameter, so nothing is random: use MAP(model)")
     with ALONE:
         parameters = dict(model.named_parameters())
-    return posterior.bind(parameters), {name: parameters[name].detach() for name in posterior.names}
-
-
-def _check_structure(covariance: str) -> None:
-    if covariance not in ("diagonal", "full"):
-        raise InputError(f"covariance is {covariance!r}; it must be 'diagonal' or 'full'")
+    return model, posterior.bind(parameters), {name: parameters[name].detach() for name in posterior.names}

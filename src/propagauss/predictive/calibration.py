@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, as_tensor, batches, call, check_labels, device_of
+from propagauss.inputs import as_latent, as_tensor, batches, call, check_labels, device_of, explained
 from propagauss.likelihoods.base import Free, Held, Likelihood, Moments
 from propagauss.likelihoods.categorical import pick
 
@@ -133,7 +133,7 @@ def fit_temperature(model: Any, loader: Iterable[Any], start: float, progress: b
     """`argmin_T mean -log softmax(logits / T)[y]`; `model` maps inputs to logits."""
     cached = []
     for x, y in batches(loader, device_of(model), "caching logits" if progress else None):
-        with torch.no_grad():
+        with torch.no_grad(), explained(model, x):
             logits = _finite(as_tensor(call(model, x)))
         cached.append((_double(logits), check_labels(y, logits.shape[:-1], logits.shape[-1]).cpu()))
     points = sum(labels.numel() for _, labels in cached)
@@ -205,6 +205,8 @@ def _overflow(found: dict[str, int], latent: Gaussian, inputs: Any) -> str:
     broken = sum(int((~t.isfinite()).sum()) for t in tensors)
     if broken:
         return f"{text}, and the input itself has {broken} values that are not finite: remove or impute them"
+    if found.get("mean"):
+        text += ", so the model itself is: look for weights that are not finite, and for inputs that it cannot take"
     if tensors:
         text += f". The largest input is {max(t.abs().max().item() for t in tensors):.3g} in size"
     return (

@@ -21,6 +21,8 @@ from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from propagauss.alone import quiet
+from propagauss.checks import new_file, written
+from propagauss.checks import path as checked_path
 from propagauss.errors import InputError, PropagaussError
 from propagauss.gaussian import Gaussian
 from propagauss.network.streamlined import Slot, Streamlined
@@ -35,18 +37,17 @@ aten = torch.ops.aten
 
 def export(net: Any, path: str | os.PathLike[str], outputs: Outputs, details: dict[str, Any]) -> Path:
     """Write the network with what `outputs` makes of its latent; the ending of the path says in which form."""
-    target = Path(path)
+    target = checked_path(path, "the path to export to")
     writers = {".pt2": _write_archive, ".onnx": _write_onnx}
     if target.suffix not in writers:
         raise InputError(f"cannot export to '{target.name}': the name must end in .pt2 or .onnx")
     if not isinstance(net, Streamlined):
         raise InputError(f"only a streamlined network can be exported, not a {type(net).__name__}: use pg.streamline")
-    if not target.parent.is_dir():
-        raise InputError(f"there is no folder {target.parent}")
+    new_file(target, "the path to export to")
     module = Deployed(net, outputs).eval()
     program = _program(module)
     details = {"propagauss": __version__, "torch": torch.__version__} | details
-    with _whole(target) as temporary:
+    with written(target), _whole(target) as temporary:
         writers[target.suffix](program, module, temporary, {k: str(v) for k, v in details.items()})
     return target
 

@@ -5,10 +5,14 @@ Class probabilities come as a `Categorical` or as a tensor `[..., classes]`; lab
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
+from propagauss.checks import floating as real
+from propagauss.checks import kind, tensor, whole
 from propagauss.errors import InputError
 from propagauss.inputs import check_labels, check_targets
 from propagauss.likelihoods.categorical import pick
@@ -21,16 +25,14 @@ def nlpd(predictive: Distribution | Tensor, target: Tensor) -> float:
         predictive: a `Categorical` or log-probabilities `[..., classes]`, with labels as `target`; or any distribution
             over real numbers with targets, averaged over everything that it treats as separate (`Normal`: each output).
     """
-    log_probs = predictive.logits if isinstance(predictive, Categorical) else predictive
-    if isinstance(log_probs, Tensor):
-        _check_some(log_probs)
+    if not isinstance(predictive, Distribution) or isinstance(predictive, Categorical):
+        log_probs = _real(predictive.logits if isinstance(predictive, Categorical) else predictive)
         total = log_probs.detach().double().logsumexp(-1)
         if not (total.abs() < 1e-2).all():
             raise InputError(
                 "nlpd takes log-probabilities or a distribution: use logits.log_softmax(-1) or probs.log()"
             )
         return pick(log_probs, _labels(target, log_probs)).double().mean().item()
-    assert isinstance(predictive, Distribution)
     shape = predictive.batch_shape + predictive.event_shape
     target = check_targets(target, shape)
     _check_some(target)
@@ -39,15 +41,13 @@ def nlpd(predictive: Distribution | Tensor, target: Tensor) -> float:
 
 def rmse(predictive: Distribution | Tensor, target: Tensor) -> float:
     """`√ mean (E[y] - y)²`, over all points and outputs; `predictive` is a distribution or its means."""
-    mean = predictive.mean if isinstance(predictive, Distribution) else predictive
-    _check_some(mean)
+    mean = _not_nan(_real(predictive.mean if isinstance(predictive, Distribution) else predictive))
     return (mean - check_targets(target, mean.shape)).double().square().mean().sqrt().item()
 
 
 def accuracy(predictive: Categorical | Tensor, labels: Tensor) -> float:
     """Share of points whose most probable class is the label; a tensor may hold any scores."""
-    scores = predictive.logits if isinstance(predictive, Categorical) else predictive
-    _check_some(scores)
+    scores = _not_nan(_real(predictive.logits if isinstance(predictive, Categorical) else predictive))
     return (scores.argmax(-1) == _labels(labels, scores)).double().mean().item()
 
 
@@ -57,8 +57,7 @@ def ece(predictive: Categorical | Tensor, labels: Tensor, bins: int = 15) -> flo
     `B_b` are the points whose confidence falls in the b-th of `bins` equal parts of [0, 1]. A biased estimate: with few
     points per bin it is well above zero for calibrated predictions too.
     """
-    if bins < 1:
-        raise InputError(f"bins is {bins}; it must be at least 1")
+    bins = whole(bins, "bins", 1)
     probs = _probs(predictive)
     confidence, top = probs.max(-1)
     gap = (top == _labels(labels, probs)).double() - confidence
@@ -81,6 +80,7 @@ def auroc(scores: Tensor, is_positive: Tensor) -> float:
         scores: higher means more likely positive, such as the predictive entropy. `[N]`
         is_positive: boolean, or 0 and 1. `[N]`
     """
+    scores, is_positive = real(scores, "the tensor of scores"), tensor(is_positive, "is_positive")
     _check_some(scores)
     if scores.shape != is_positive.shape or scores.dim() != 1:
         raise InputError(f"both must have shape [N], got {tuple(scores.shape)} and {tuple(is_positive.shape)}")
@@ -107,8 +107,7 @@ def predictive_entropy(predictive: Categorical | Tensor) -> Tensor:
 
 def _probs(predictive: Categorical | Tensor) -> Tensor:
     """Checked class probabilities, in double precision."""
-    probs = (predictive.probs if isinstance(predictive, Categorical) else predictive).detach().double()
-    _check_some(probs)
+    probs = _real(predictive.probs if isinstance(predictive, Categorical) else predictive).detach().double()
     if not ((probs >= 0).all() and ((probs.sum(-1) - 1).abs() < 1e-2).all()):
         raise InputError("class probabilities must be non-negative and sum to one: use logits.softmax(-1)")
     return probs
@@ -116,6 +115,23 @@ def _probs(predictive: Categorical | Tensor) -> Tensor:
 
 def _labels(labels: Tensor, predictions: Tensor) -> Tensor:
     return check_labels(labels, predictions.shape[:-1], predictions.shape[-1]).to(predictions.device)
+
+
+def _real(predictions: Any) -> Tensor:
+    """Predictions for every point: real numbers, at least one."""
+    if isinstance(predictions, Distribution):
+        raise InputError(f"the predictions are {kind(predictions)}; give a Categorical, or probabilities as a tensor")
+    found = real(predictions, "the tensor of predictions")
+    if not found.dim():
+        raise InputError("the predictions have no dimensions: give [N] or [N, ...]")
+    _check_some(found)
+    return found
+
+
+def _not_nan(predictions: Tensor) -> Tensor:
+    if predictions.isnan().any():
+        raise InputError("the predictions have NaN values: check the inputs and the weights of the model")
+    return predictions
 
 
 def _check_some(values: Tensor) -> None:

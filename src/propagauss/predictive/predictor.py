@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from propagauss.errors import InputError
+from propagauss.checks import flag, positive
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, call
+from propagauss.inputs import as_latent, as_net, call
 from propagauss.likelihoods.base import Decomposition, Likelihood
 from propagauss.predictive.calibration import FitReport, check_finite, fit_scale
 from propagauss.predictive.export import export
@@ -37,9 +36,7 @@ class Predictor(nn.Module):
 
     def __init__(self, net: Any, likelihood: Likelihood, scale: float = 1.0):
         super().__init__()
-        if not callable(net):
-            raise InputError(f"net must map inputs to a Gaussian, got a {type(net).__name__}")
-        self.net = net
+        self.net = as_net(net)
         self.fit_report = None
         self._likelihood = likelihood
         self.register_buffer("covariance_scale", torch.ones((), dtype=torch.float64))
@@ -56,9 +53,7 @@ class Predictor(nn.Module):
 
     @scale.setter
     def scale(self, value: float) -> None:
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"scale is {value}; it must be a positive number")
-        self.covariance_scale.fill_(value)
+        self.covariance_scale.fill_(positive(value, "scale"))
 
     def latent(self, *x: Any, **named: Any) -> Gaussian:
         """The latent Gaussian, with the scale applied; an error if it is not finite."""
@@ -95,6 +90,7 @@ class Predictor(nn.Module):
             covariance: also return the `covariance` of the latent, `[batch, n, n]`; where only some outputs have one
                 (`linearise(outputs=...)`), theirs, `[batch, ..., k, k]`, and their indices, `chosen`.
         """
+        covariance = flag(covariance, "covariance")
 
         def outputs(latent: Gaussian) -> dict[str, Tensor]:
             scaled = self._scaled(latent)

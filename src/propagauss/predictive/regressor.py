@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 
+from propagauss.checks import flag
 from propagauss.likelihoods.gaussian import GaussianLikelihood, standard_deviation
 from propagauss.predictive.calibration import fit_scale
 from propagauss.predictive.predictor import Predictor
@@ -57,6 +58,7 @@ class Regressor(Predictor):
         With `fit_noise`, `noise` keeps its form: one number, or one per output (as it also is if none was given).
         `fit_report` says what was done.
         """
+        fit_noise = flag(fit_noise, "fit_noise")
         likelihood = self.likelihood if self.noise_stddev.any() else GaussianLikelihood()
         self.fit_report, fitted = fit_scale(self.net, loader, likelihood, self.scale, fit_noise, progress)
         self.scale = self.fit_report.after

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from propagauss.checks import kind
 from propagauss.errors import PropagaussError
 from propagauss.posteriors.base import Posterior
 from propagauss.rules.facts import Op, OpTable, facts, state
@@ -153,12 +154,12 @@ def rule(*ops: Op, note: str = "", **known: Any) -> Callable[[Callable[..., Any]
             them are listed at `propagauss.rules.facts.Facts`.
     """
 
+    _check_ops(ops)
+
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        if not callable(function):
+            raise PropagaussError(f"a rule is a function of the op's arguments, not {kind(function)}")
         for op in ops:
-            if isinstance(op, torch._ops.OpOverloadPacket):
-                raise PropagaussError(
-                    f"rule() takes one overload of an op, such as {op}.{op.overloads()[0]}, not the whole {op}"
-                )
             FUNCTIONS[op] = FunctionRule(function, note)
         state(*ops, **known)
         if function.__module__ is None:  # made by exec; generated code needs a name for it
@@ -166,6 +167,24 @@ def rule(*ops: Op, note: str = "", **known: Any) -> Callable[[Callable[..., Any]
         return function
 
     return register
+
+
+def _check_ops(ops: tuple[Any, ...]) -> None:
+    """Refuse what is not an op, which no graph would ever hold."""
+    example = "torch.ops.aten.softsign.default"
+    if not ops:
+        raise PropagaussError(f"rule() names no op: write @pg.rule({example})")
+    for op in ops:
+        if isinstance(op, torch._ops.OpOverloadPacket):
+            raise PropagaussError(
+                f"rule() takes one overload of an op, such as {op}.{op.overloads()[0]}, not the whole {op}"
+            )
+        named = isinstance(op, str) and "::" in op
+        if not (named or isinstance(op, torch._ops.OpOverload) or getattr(op, "__module__", "") == "_operator"):
+            raise PropagaussError(
+                f"rule() takes ops as they stand in a graph, such as {example}, or names such as 'mylib::swiglu'; "
+                f"got {kind(op)}"
+            )
 
 
 def builder(*ops: Op, **known: Any) -> Callable[[Builder], Builder]:

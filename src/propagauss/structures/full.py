@@ -151,8 +151,13 @@ def push_rows(matrix: Tensor, shape: Sequence[Any], linear: Map) -> Tensor:
 
 def symmetric_root(covariance: Tensor) -> Tensor:
     """A matrix `R` with `R Rᵀ = covariance`; works for singular covariances. [..., n, n]"""
-    values, vectors = torch.linalg.eigh(covariance)
-    return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+    values, vectors = torch.linalg.eigh(_decomposable(covariance))
+    return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)).to(covariance.dtype)
+
+
+def _decomposable(matrix: Tensor) -> Tensor:
+    """Half precision in single: PyTorch decomposes no other."""
+    return matrix.float() if matrix.dtype.itemsize < 4 else matrix
 
 
 def check_psd(matrix: Tensor, name: str, error: type[Exception] = InputError) -> None:
@@ -166,8 +171,8 @@ def check_psd(matrix: Tensor, name: str, error: type[Exception] = InputError) ->
     if asymmetry > tolerance:
         raise error(f"{name} is not symmetric: entries differ from the transpose by up to {asymmetry:.3g}")
     shift = tolerance * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    if int(torch.linalg.cholesky_ex(matrix + shift).info.amax()) == 0:
+    if int(torch.linalg.cholesky_ex(_decomposable(matrix + shift)).info.amax()) == 0:
         return
-    smallest = torch.linalg.eigvalsh(matrix).amin().item()
+    smallest = torch.linalg.eigvalsh(_decomposable(matrix)).amin().item()
     if smallest < -tolerance * matrix.shape[-1]:
         raise error(f"{name} is not positive semi-definite: smallest eigenvalue {smallest:.3g}")

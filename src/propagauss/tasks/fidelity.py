@@ -18,13 +18,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
+from propagauss.checks import flag, kind, whole
 from propagauss.engines.linearise import linearise
 from propagauss.engines.streamline import streamline
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian, mean_of
+from propagauss.inputs import as_model
 from propagauss.network.linearised import Linearised
 from propagauss.network.streamlined import Streamlined, rows_of
+from propagauss.passes.backwards.choice import checked
 from propagauss.posteriors import Posterior
+from propagauss.posteriors.base import as_posterior
 from propagauss.tasks.fidelity_report import BETWEEN, INPUTS, Fidelity, Part, Table, rank_correlation
 
 SAME = 0.01  # how far the network made again may be from the one given, beside its own tolerance
@@ -63,15 +67,14 @@ def fidelity(
         The comparison; `print` shows it, and says what to do.
     """
     if not isinstance(net, Streamlined):
-        raise InputError(
-            f"fidelity needs what pg.streamline returns, got a {type(net).__name__}"
-            + (": pass its .net" if hasattr(net, "net") else "")
-        )
-    if batch_size < 1:
-        raise InputError(f"batch_size is {batch_size}; it must be at least 1")
+        remedy = "pass its .net" if hasattr(net, "net") else "make it with pg.streamline(model, posterior, example)"
+        raise InputError(f"the network is {kind(net)}; fidelity needs what pg.streamline returns: {remedy}")
+    model, by_parameter, outputs = as_model(model), flag(by_parameter, "by_parameter"), checked(outputs)
+    posterior = None if posterior is None else as_posterior(posterior)
+    batch_size = whole(batch_size, "batch_size", 1)
     given = replace(_read(net, inputs, batch_size), outputs=outputs)
     _check_outputs(net, given)
-    steps = 2 + (len(posterior.names) if by_parameter and isinstance(posterior, Posterior) else 0)
+    steps = 2 + (len(posterior.names) if by_parameter and posterior is not None else 0)
     with tqdm(total=steps, desc="fidelity", disable=None if progress else True, leave=False) as bar:
         exact = _exact(net, model, posterior, given)
         which, entries = _uncertain_output(exact, given)

@@ -55,11 +55,12 @@ class Table:
         return len(self.rows)
 
     def __getitem__(self, which: int | str) -> Part:
-        if isinstance(which, int):
+        if isinstance(which, int) and -len(self.rows) <= which < len(self.rows):
             return self.rows[which]
         found = next((row for row in self.rows if row.name == which), None)
         if found is None:
-            raise InputError(f"the table has no row '{which}'{nearest(which, [row.name for row in self.rows])}")
+            close = nearest(which, [row.name for row in self.rows]) if isinstance(which, str) else ""
+            raise InputError(f"the table has no row {which!r}{close} (it has {len(self.rows)} rows)")
         return found
 
     def __str__(self) -> str:

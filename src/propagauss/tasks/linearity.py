@@ -8,16 +8,17 @@ compares the output of the net with sampled weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from propagauss.checks import floating, kind, number
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, as_tensor, call, check_eval
+from propagauss.inputs import as_latent, as_net, as_tensor, call, check_eval, explained
 from propagauss.network.linearised import Linearised
 from propagauss.network.streamlined import Streamlined
 from propagauss.posteriors import Posterior
@@ -70,13 +71,20 @@ def error(
     """
     if isinstance(model, nn.Module):
         check_eval(model)
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or not len(x):
+    elif not callable(model) or isinstance(model, type):
+        raise InputError(f"the model is {kind(model)}; a module or a function of a tensor is needed")
+    floating(x, "x")
+    if x.dim() < 2 or not len(x):
         raise InputError("x must be a batch of floating-point inputs: a tensor [batch, ...] with at least one of them")
-    if not epsilons or any(not (math.isfinite(e) and e >= 0) for e in epsilons):
-        raise InputError("epsilons must be numbers, none of them negative")
+    if not x.isfinite().all():
+        raise InputError("x has values that are not finite: remove or impute those points")
+    if isinstance(epsilons, str) or not isinstance(epsilons, Iterable) or not len(epsilons):
+        raise InputError(f"epsilons is {kind(epsilons)}; a list of numbers is needed, such as [0.01, 0.1]")
+    epsilons = [number(e, "one of epsilons", "a number that is not negative", lambda v: v >= 0) for e in epsilons]
 
     def f(z: Tensor) -> Tensor:
-        return as_tensor(call(model, z))
+        with explained(model, z):
+            return as_tensor(call(model, z))
 
     centre = f(x)
     slope = torch.func.jvp(f, (x,), (x,))[1] if affine else centre
@@ -155,7 +163,7 @@ def layers(net: Streamlined, *x: Any, **named: Any) -> Report:
     among them), else by quadrature on panels that end where the function has a kink or jumps, in double precision.
     """
     if not isinstance(net, Streamlined):
-        raise InputError(f"layers needs a streamlined net, got a {type(net).__name__}: use pg.streamline first")
+        raise InputError(f"layers needs a streamlined net, but the net is {kind(net)}: use pg.streamline first")
     if isinstance(net, Linearised):
         raise InputError(
             "layers looks at the Gaussians that reach activations, and a linearised net carries none forwards: give "
@@ -281,6 +289,7 @@ def against_samples(
 
     Of a net with `outputs=`, the chosen outputs are compared.
     """
+    net = as_net(net)
     sampled = MonteCarlo(model, posterior, samples, seed)(*x, **named)
     ours = as_latent(call(net, *x, **named))
     if ours.chosen is not None:

@@ -17,11 +17,13 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from propagauss import metrics
+from propagauss.checks import floating, kind, positive, tensor, whole
+from propagauss.checks import seed as checked_seed
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import batches, device_of
+from propagauss.inputs import as_latent, batches, device_of
 from propagauss.likelihoods.base import last_dimension
-from propagauss.likelihoods.links import _draws
+from propagauss.likelihoods.links import MOST_SAMPLES, _draws
 from propagauss.predictive.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ class Scores:
     @staticmethod
     def cat(parts: Sequence[Scores]) -> Scores:
         """Scores of several batches as one."""
-        if not parts:
-            raise InputError("there are no scores to join")
+        if not isinstance(parts, (tuple, list)) or not all(isinstance(part, Scores) for part in parts) or not parts:
+            raise InputError("there are no scores to join: give a list of what ood.scores returned")
         joined = {}
         for field in fields(Scores):
             values = [getattr(part, field.name) for part in parts]
@@ -80,6 +82,7 @@ def scores(net: Any, data: Any, samples: int = 512, seed: int = 0) -> Scores:
         samples, seed: the draws behind the mutual information (see `mutual_information`).
     """
     classifier = net if isinstance(net, Classifier) else Classifier(net)
+    samples, seed = whole(samples, "samples", 2, MOST_SAMPLES), checked_seed(seed)
     if isinstance(data, (Tensor, tuple, Mapping)):
         return _scores_of_batch(classifier, data, samples, seed)
     pairs = batches(data, device_of(classifier.net))
@@ -108,6 +111,7 @@ def from_probs(probs: Tensor | Categorical) -> Scores:
 
 def from_samples(logits: Tensor) -> Scores:
     """Scores of sampled logits `[samples, N, classes]`: probabilities are averaged, variances are over the samples."""
+    floating(logits, "the tensor of logits")
     if logits.dim() != 3 or len(logits) < 2:
         raise InputError(f"logits have shape {tuple(logits.shape)}; [samples, N, classes] with 2 samples are needed")
     log_probs = logits.double().log_softmax(-1)
@@ -127,11 +131,11 @@ def mutual_information(latent: Gaussian, samples: int = 512, seed: int = 0) -> T
     Where only some classes are uncertain (`linearise(outputs=...)`), they share a fixed probability, and what is known
     about a label beyond that is known among them: their own information, times that probability.
     """
+    latent = as_latent(latent)
     if latent.mean.dim() < 2 or latent.mean.shape[-1] < 2:
         shape = tuple(latent.mean.shape)
         raise InputError(f"the latent has shape {shape}; [batch, ..., classes] with two classes is needed")
-    if samples < 2:
-        raise InputError(f"samples is {samples}; at least 2 are needed")
+    samples, seed = whole(samples, "samples", 2, MOST_SAMPLES), checked_seed(seed)
     chosen = latent.chosen
     if chosen is None:
         return _information(latent.mean.double(), last_dimension(latent).double(), samples, seed)
@@ -183,8 +187,9 @@ def _binary_entropy(p: Tensor) -> Tensor:
 def evaluate(inside: Tensor, outside: Tensor) -> Detection:
     """One score on known data and on outliers, `[N]` and `[M]`; more should mean more unusual. See `Detection`."""
     for name, values in (("inside", inside), ("outside", outside)):
-        if not isinstance(values, Tensor) or values.dim() != 1 or not len(values):
-            raise InputError(f"the scores {name} must be a tensor [N] that is not empty")
+        tensor(values, f"the tensor of scores {name}")
+        if values.dim() != 1 or not len(values) or values.is_complex():
+            raise InputError(f"the scores {name} must be a tensor [N] of real numbers that is not empty")
     values = torch.cat([inside.detach().double().cpu(), outside.detach().double().cpu()])
     positive = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).bool()
     auroc = metrics.auroc(values, positive)
@@ -201,6 +206,9 @@ def evaluate(inside: Tensor, outside: Tensor) -> Detection:
 
 def evaluate_all(inside: Scores, outside: Scores) -> dict[str, Detection]:
     """`evaluate` for every score that both have."""
+    for name, each in (("inside", inside), ("outside", outside)):
+        if not isinstance(each, Scores):
+            raise InputError(f"the scores {name} are {kind(each)}; give what ood.scores returns")
     ours, theirs = inside.by_name(), outside.by_name()
     return {name: evaluate(values, theirs[name]) for name, values in ours.items() if name in theirs}
 
@@ -215,10 +223,12 @@ def density(values: Tensor, points: Tensor, bandwidth: float = BANDWIDTH, relati
     `bandwidth` itself if not `relative`. The paper says "a variance of 0.25"; its axes go up to 7.5 and 12, which a
     kernel of that variance (at most 0.8 high) cannot reach and one relative to the data can.
     """
-    if not (math.isfinite(bandwidth) and bandwidth > 0):
-        raise InputError(f"bandwidth is {bandwidth}; it must be a positive number")
+    bandwidth = positive(bandwidth, "bandwidth")
+    values, points = floating(values, "the tensor of values"), floating(points, "the tensor of points")
     if values.dim() != 1 or not len(values):
         raise InputError("a density needs values of shape [N], at least one")
+    if not points.numel():
+        raise InputError("there are no points at which to estimate the density")
     values, points = values.detach().double(), points.double()
     width = bandwidth * float(values.std()) if relative and len(values) > 1 else bandwidth
     width = max(width, 1e-3)  # a spike, where all values agree
@@ -238,8 +248,13 @@ def plot(
     """Densities of a score inside and outside, `{"MAP": (inside, outside), ...}`, side by side; needs matplotlib."""
     from propagauss.tasks.plots import densities
 
-    if not groups:
-        raise InputError("there is nothing to plot")
+    if not isinstance(groups, Mapping) or not groups:
+        raise InputError('there is nothing to plot: give a dictionary such as {"MAP": (inside, outside)}')
+    for title, pair in groups.items():
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InputError(f"the scores of '{title}' are {kind(pair)}; give a pair (inside, outside)")
+        for values in pair:
+            floating(values, f"the tensor of scores of '{title}'")
     everything = torch.cat([v.detach().double().cpu() for pair in groups.values() for v in pair])
     low, high = everything.min().item(), everything.max().item()
     margin = 0.08 * (high - low) + 1e-3

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from propagauss.checks import floating, positive, whole
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import check_labels
@@ -45,8 +46,7 @@ class _Settings:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"{name} is {value}; it must be a positive number")
+            whole(value, name, 1) if name == "max_steps" else positive(value, name)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ def estimate(
         progress: show a bar, on terminals only.
     """
     settings = _Settings(tolerance, start, learning_rate, entropy_weight, max_steps)
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or len(x) == 0:
+    floating(x, "x")
+    if x.dim() < 2 or len(x) == 0:
         raise InputError("x must be a batch of floating-point inputs: a tensor [batch, ...] with at least one of them")
     if not x.isfinite().all():
         raise InputError("x has values that are not finite")

@@ -12,8 +12,9 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from propagauss.alone import ALONE, quiet
+from propagauss.checks import kind
 from propagauss.errors import InputError, PropagaussError
-from propagauss.inputs import check_eval
+from propagauss.inputs import check_eval, explained
 from propagauss.tracing.own_thread import own_thread
 from propagauss.tracing.plain_calls import PlainCalls
 
@@ -49,7 +50,10 @@ class Wanted(nn.Module):
         if hasattr(result, name):
             return getattr(result, name)
         if self.output is not None:
-            raise InputError(f"the model returns a {type(result).__name__}, which has no '{self.output}'")
+            what = "a tensor" if isinstance(result, Tensor) else kind(result)
+            raise InputError(
+                f"the model returns {what}, which has no '{self.output}': name one of its fields, or leave out output="
+            )
         return result
 
 
@@ -110,13 +114,8 @@ def _run(model: Wanted, leaves: list[Any], shapes: tuple[Any, ...] | None) -> Ex
 def _try_out(model: Wanted, leaves: list[Any]) -> None:
     """A model that does not run at all needs another message than one that cannot be exported."""
     check_eval(model.model)  # running it would change its statistics
-    try:
-        with torch.no_grad():
-            model(*(_copied(leaf) for leaf in leaves))
-    except PropagaussError:
-        raise
-    except Exception as error:
-        raise InputError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
+    with torch.no_grad(), explained(model.model, leaves, "the example: "):
+        model(*(_copied(leaf) for leaf in leaves))
 
 
 def _copied(leaf: Any) -> Any:

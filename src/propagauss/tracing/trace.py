@@ -15,10 +15,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from propagauss.checks import kind
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_call
-from propagauss.nodes import mend_readers, reached, remember_origins
+from propagauss.nodes import mend_readers, module_path, op_name, reached, remember_origins
 from propagauss.tracing.checks import check_dtypes, check_integers, refuse_training
 from propagauss.tracing.exporting import Wanted, export, export_second_open, is_batched
 from propagauss.tracing.fixed_masks import fix_masks
@@ -140,7 +141,7 @@ def _constants(program: ExportedProgram, model: Wanted) -> tuple[dict[str, Tenso
         if entry.kind == InputKind.USER_INPUT:
             continue
         target = str(entry.target)
-        constants[entry.arg.name] = _lookup(model, program, target)
+        constants[entry.arg.name] = _lookup(model, program, target, entry.arg.name)
         if entry.kind == InputKind.PARAMETER:
             # a tied parameter arrives under its last name; named_parameters() knows it by its first
             name = canonical.get(id(_attribute(model, target)), target)
@@ -166,7 +167,7 @@ def _uncertain_recurrences(
 def _batch_size(leaves: list[Any]) -> int:
     sizes = [x.shape[0] for x in leaves if isinstance(x, Tensor) and x.dim() > 0]
     if not sizes:
-        raise InputError("the example holds no tensor with a batch dimension")
+        raise InputError("the example holds no tensor with a batch dimension: give [batch, ...]")
     if 0 in sizes:
         raise InputError("the example is empty: give at least one sample")
     return sizes[0]
@@ -177,12 +178,17 @@ def _widen(leaf: Tensor) -> Tensor:
     return torch.cat([leaf, leaf])
 
 
-def _lookup(model: nn.Module, program: ExportedProgram, target: str) -> Tensor:
-    if target in program.state_dict:
-        return program.state_dict[target].detach()
-    if target in program.constants:
-        return program.constants[target].detach()  # type: ignore[union-attr]
-    return _attribute(model, target).detach()
+def _lookup(model: nn.Module, program: ExportedProgram, target: str, placeholder: str) -> Tensor:
+    known = next((k for k in (program.state_dict, program.constants) if target in k), None)
+    value: Any = _attribute(model, target) if known is None else known[target]
+    if not isinstance(value, Tensor):
+        node = next(n for n in program.graph.nodes if n.name == placeholder)
+        users = [f" for {op_name(n.target)} at '{module_path(n)}'" for n in node.users]
+        raise InputError(
+            f"the model uses {kind(value)}{''.join(users[:1])}, and a network can hold only tensors: leave it out, or "
+            "give what it makes, such as random numbers, as an input"
+        )
+    return value.detach()
 
 
 def _attribute(model: nn.Module, target: str) -> Any:

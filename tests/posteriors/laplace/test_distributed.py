@@ -50,7 +50,10 @@ MESSAGES = {  # on rank 0 and on rank 1, or on both
     "other_structure": "structure is 'diagonal' on rank 0 and 'full' on rank 1: call fit_laplace alike",
     "other_model": r"parameters is \('0.weight', .*\) on rank 0 and \('scale', .*\) on rank 1",
     "bad_data": ("failed on rank 1 of 2: InputError: batch 0: labels go from", "^batch 0: labels go from"),
-    "bad_option": ("failed on rank 1 of 2: InputError: prior_precision is", "^prior_precision is a positive number"),
+    "bad_option": (
+        "failed on rank 1 of 2: InputError: prior_precision is",
+        "^prior_precision is -1.0; it must be a positive number",
+    ),
     "outside_of_the_group": ("only a member", "this process is not in the process group"),
     "no_data": "the loader is empty",
 }

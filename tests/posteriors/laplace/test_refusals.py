@@ -60,13 +60,13 @@ def test_bad_data(data, likelihood, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"structure": "kron"}, "structure is one of diagonal, kronecker, full"),
-        ({"likelihood": "probit"}, "likelihood is .classification., .regression.,"),
+        ({"structure": "kron"}, "structure is 'kron'; it must be 'diagonal', 'kronecker' or 'full'"),
+        ({"likelihood": "probit"}, "likelihood is 'probit'; it must be 'classification', 'regression',"),
         ({"likelihood": "poisson", "noise": 0.3}, "poisson has none"),
-        ({"prior_precision": 0.0}, "prior_precision is a positive number"),
-        ({"prior_precision": "gridsearch"}, "prior_precision is a positive number"),
+        ({"prior_precision": 0.0}, "prior_precision is .* must be a positive number"),
+        ({"prior_precision": "gridsearch"}, "prior_precision is .* must be a positive number"),
         ({"noise": 0.3}, "noise= is for likelihood='regression'"),
-        ({"likelihood": "regression", "noise": -1.0}, "noise is a positive number"),
+        ({"likelihood": "regression", "noise": -1.0}, "noise is .* must be a positive number"),
         ({"parameters": []}, "empty list"),
     ],
 )

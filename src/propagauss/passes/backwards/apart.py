@@ -25,11 +25,17 @@ def check_samples_apart(traced: Traced) -> None:
     if traced.batch < 2 or not any(_has_samples(v, traced) for v in values):
         return
     before, after = (_run(traced, given) for given in (values, [_other_first(v, traced) for v in values]))
-    for old, new in zip(before, after, strict=True):
-        if not isinstance(old, Tensor) or not old.is_floating_point() or old.shape[:1] != (traced.batch,):
+    for i, (old, new) in enumerate(zip(before, after, strict=True)):
+        plain = isinstance(old, Tensor) and old.is_floating_point() and old.layout == torch.strided
+        if not plain or old.shape[:1] != (traced.batch,):
             continue
         change = (new - old).abs()
         if change[1:].amax() > TOLERANCE * (change[0].amax() + old.abs().amax() * torch.finfo(old.dtype).eps):
+            if not torch.equal(old, _run(traced, values)[i]):
+                raise UnsupportedOpError(
+                    "cannot linearise this model: it draws random numbers, so that it returns something else at every "
+                    "call. Leave them out, or give them as an input."
+                )
             raise UnsupportedOpError(
                 "cannot linearise this model: what it returns for one sample of a batch depends on the others, or the "
                 "batch is not the first dimension of its output. Let it treat samples one by one."

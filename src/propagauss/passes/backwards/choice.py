@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from propagauss.checks import kind
 from propagauss.errors import InputError
 from propagauss.nodes import hint, is_float
 from propagauss.rules.adjoints.forms import Form, Independent, added
@@ -49,13 +50,14 @@ def checked(outputs: Any) -> int | tuple[int, ...] | None:
         return int(outputs)
     if isinstance(outputs, str) or not isinstance(outputs, Sequence):
         raise InputError(
-            f"outputs is {outputs!r}; it must be a number (so many of the largest), a list of indices, or None for all"
+            f"outputs is {kind(outputs)}; it must be a number (so many of the largest), a list of indices, or None for "
+            "all"
         )
     if not len(outputs):
         raise InputError("outputs is an empty list: name at least one index, or leave it None for all of them")
     bad = next((i for i in outputs if not _is_count(i)), None)
     if bad is not None:
-        raise InputError(f"outputs holds {bad!r}; indices of outputs must be whole numbers")
+        raise InputError(f"outputs holds {kind(bad)}; indices of outputs must be whole numbers")
     low = min(outputs)
     if low < 0:
         raise InputError(f"outputs holds {low}; indices count from 0, and negative ones are not taken")

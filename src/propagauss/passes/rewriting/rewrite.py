@@ -282,6 +282,9 @@ def _refusal(node: fx.Node) -> str | None:
     """Why an op on an uncertain value cannot be followed whatever its derivative, if so."""
     if node.target == aten.as_strided.default:
         return "reads memory as it is laid out in the model, which is not how it is here"
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        return "returns a sparse tensor: leave it dense"
     known = node.target in FUNCTIONS or node.target in BUILDERS or node.target in CLOSED
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not known:
         return "draws random numbers, so that its result has no one mean"

@@ -11,17 +11,19 @@ from __future__ import annotations
 import fnmatch
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from tqdm import tqdm
 
 from propagauss.alone import ALONE
+from propagauss.checks import choice, number
+from propagauss.checks import patterns as names_of
 from propagauss.errors import InputError, nearest
-from propagauss.inputs import check_eval
+from propagauss.inputs import as_model, batches, check_eval
 from propagauss.likelihoods.base import Likelihood
 from propagauss.likelihoods.registry import LIKELIHOODS, LikelihoodName
 from propagauss.posteriors.base import Posterior
@@ -80,8 +82,9 @@ def fit_laplace(
     with torch.inference_mode(False), Ranks.of(distributed) as ranks:
         with ranks.together(), ALONE:  # another thread may have exchanged the parameters
             delta, sigma = _check_options(likelihood, structure, prior_precision, noise)
+            model = as_model(model)
             check_eval(model)
-            check_parts(model, loader, ranks)
+            check_parts(loader, ranks)
             forward = Forward(model, _select(model, parameters))
             curvature = STRUCTURES[structure](forward)
             checksums = fingerprint(model) if ranks.group is not None else {}
@@ -100,7 +103,7 @@ def fit_laplace(
                 )
             _report_deterministic(forward.chosen, curvature.names)
             squared_norm = sum(forward.parameters[n].double().square().sum().item() for n in curvature.names)
-            evidence = Evidence(curvature.eigenvalues(), squared_norm, loss, targets)
+            evidence = Evidence(_eigenvalues(curvature), squared_norm, loss, targets)
             best = evidence.maximise(delta, sigma)
         delta, sigma = ranks.gather(best)[0]
         posterior = curvature.posterior(delta, sigma).bind(forward.parameters)
@@ -113,13 +116,11 @@ def _check_options(
     likelihood: str, structure: str, prior_precision: float | str, noise: float | str
 ) -> tuple[float | None, float | None]:
     """`δ` and `σ`, None for what is to be chosen."""
-    if structure not in STRUCTURES:
-        raise InputError(f"structure is one of {', '.join(STRUCTURES)}; got {structure!r}")
-    if likelihood not in LIKELIHOODS:
-        *others, last = map(repr, LIKELIHOODS)
-        raise InputError(f"likelihood is {', '.join(others)} or {last}; got {likelihood!r}")
+    choice(structure, "structure", STRUCTURES)
+    choice(likelihood, "likelihood", LIKELIHOODS)
     noisy = [name for name, each in LIKELIHOODS.items() if each.noisy]
-    if likelihood not in noisy and noise != AUTOMATIC:
+    automatic = isinstance(noise, str) and noise == AUTOMATIC
+    if likelihood not in noisy and not automatic:
         raise InputError(f"noise= is for likelihood={' or '.join(map(repr, noisy))}; {likelihood} has none")
     sigma = _positive(noise, "noise") if likelihood in noisy else 1.0
     return _positive(prior_precision, "prior_precision"), sigma
@@ -127,11 +128,9 @@ def _check_options(
 
 def _positive(value: float | str, name: str) -> float | None:
     """A given hyperparameter, or None if it is to be chosen."""
-    if value == AUTOMATIC:
+    if isinstance(value, str) and value == AUTOMATIC:
         return None
-    if isinstance(value, str) or not (math.isfinite(value) and value > 0):
-        raise InputError(f"{name} is a positive number or '{AUTOMATIC}'; got {value!r}")
-    return float(value)
+    return number(value, name, f"a positive number or '{AUTOMATIC}'", lambda v: v > 0)
 
 
 # -- the model
@@ -139,7 +138,7 @@ def _positive(value: float | str, name: str) -> float | None:
 
 def _select(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
     known = dict(model.named_parameters())
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    patterns = names_of([patterns], "parameters=", next(iter(known), "*"))
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):
             raise InputError(
@@ -150,8 +149,14 @@ def _select(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
     chosen = [n for n in matching if known[n].requires_grad]
     if not chosen:
         raise InputError(
-            f"every parameter that matches {', '.join(patterns) or 'an empty list'} is frozen (requires_grad=False), "
+            f"every parameter that matches {', '.join(patterns)} is frozen (requires_grad=False), "
             "so none would be random: call requires_grad_() on those that should be"
+        )
+    odd = [n for n in chosen if not known[n].is_floating_point()]
+    if odd:
+        raise InputError(
+            f"'{odd[0]}' is {known[odd[0]].dtype}; only real floating-point parameters can be random: choose others "
+            "with parameters="
         )
     if len({known[n].dtype for n in chosen}) > 1:
         raise InputError(f"the chosen parameters have mixed dtypes: { {str(known[n].dtype) for n in chosen} }")
@@ -174,6 +179,19 @@ def _report_deterministic(chosen: tuple[str, ...], fitted: tuple[str, ...]) -> N
 # -- the data
 
 
+def _eigenvalues(curvature: Curvature) -> np.ndarray:
+    try:
+        found = curvature.eigenvalues()
+    except RuntimeError:  # of the decomposition
+        found = np.full(1, np.nan)
+    if not np.isfinite(found).all():
+        raise InputError(
+            "the curvature is not finite, since squares of inputs or derivatives overflow: rescale or normalise the "
+            "inputs, or use double precision"
+        )
+    return found
+
+
 def _accumulate(
     curvature: Curvature, loader: Iterable[Any], likelihood: Likelihood, progress: bool
 ) -> tuple[float, int, int]:
@@ -181,14 +199,15 @@ def _accumulate(
     forward, loss, targets, samples = curvature.forward, 0.0, 0, 0
     device = forward.parameters[forward.chosen[0]].device
     with torch.enable_grad():
-        for number, item in enumerate(tqdm(loader, desc="Laplace", disable=None if progress else True)):
-            x, y = _pair(item, device)
+        pairs = batches(loader, progress="Laplace" if progress else None, empty=True)
+        for i, (x, y) in enumerate(pairs):
             if y.shape[0] == 0:
                 continue
-            output, seen = forward.capture(x)
-            where = f"batch {number}"
+            where = f"batch {i}"
+            x, y = _plain(x, device), _plain(y, device)
+            output, seen = forward.capture(x, f"{where}: ")
             if not output.isfinite().all():
-                raise InputError(f"{where}: the outputs of the model are not finite")
+                raise InputError(f"{where}: the outputs of the model are not finite{_cause(x, forward)}")
             terms = likelihood.terms(output, y, where)
             if not math.isfinite(terms.loss):
                 raise InputError(f"{where}: the loss is {terms.loss}; are there missing values among the targets?")
@@ -197,18 +216,21 @@ def _accumulate(
     return loss, targets, samples
 
 
-def _pair(item: Any, device: torch.device) -> tuple[Any, Tensor]:
-    if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], Tensor) and item[1].dim() > 0):
-        raise InputError(
-            f"the loader must yield (x, y) with a tensor y, got a {type(item).__name__}; "
-            "for a dictionary of inputs yield (inputs, labels)"
-        )
-    x, y = item
-    x = tuple(x) if isinstance(x, list) else dict(x) if isinstance(x, Mapping) else x
-    return pytree.tree_map(lambda t: _plain(t, device) if isinstance(t, Tensor) else t, x), _plain(y, device)
+def _plain(value: Any, device: torch.device) -> Any:
+    """On the model's device, and tensors that autograd can use even if they were made in inference mode."""
+    value = tuple(value) if isinstance(value, list) else value
+
+    def plain(t: Tensor) -> Tensor:
+        t = t.to(device)
+        return t.clone() if t.is_inference() else t
+
+    return pytree.tree_map_only(Tensor, plain, value)
 
 
-def _plain(t: Tensor, device: torch.device) -> Tensor:
-    """On the model's device, and a tensor that autograd can use even if it was made in inference mode."""
-    t = t.to(device)
-    return t.clone() if t.is_inference() else t
+def _cause(x: Any, forward: Forward) -> str:
+    """Where values that are not finite come from, and what to do."""
+    for leaf in pytree.tree_leaves(x):
+        if isinstance(leaf, Tensor) and not leaf.isfinite().all():
+            return ", and neither are its inputs: remove or impute those points"
+    bad = [name for name, p in forward.parameters.items() if not p.isfinite().all()]
+    return f", as weights of '{bad[0]}' are not: load a sound checkpoint" if bad else ": rescale its inputs"

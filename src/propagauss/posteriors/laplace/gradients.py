@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from propagauss.alone import ALONE, quiet
 from propagauss.errors import InputError
-from propagauss.inputs import as_call
+from propagauss.inputs import as_call, explained
 from propagauss.posteriors.laplace.capture import Capture, Layer, Use
 
 BUDGET = 2**28  # bytes for the per-sample gradients or image patches that are alive at one time
@@ -43,8 +43,8 @@ class Forward:
         with ALONE:  # the parameters of the module are exchanged meanwhile
             return _tensor(torch.func.functional_call(self.model, parameters, args, kwargs))
 
-    def capture(self, x: Any) -> tuple[Tensor, Capture]:
-        with Capture({id(self.parameters[n]): n for n in self.chosen}) as seen:
+    def capture(self, x: Any, where: str = "") -> tuple[Tensor, Capture]:
+        with Capture({id(self.parameters[n]): n for n in self.chosen}) as seen, explained(self.model, x, where):
             return self(x), seen
 
     def size(self, name: str) -> int:
@@ -58,6 +58,8 @@ def _tensor(output: Any) -> Tensor:
             f"the model returns a {type(output).__name__}; a Laplace fit needs a tensor, or something with .logits: "
             "wrap the model in a module that returns the tensor wanted"
         )
+    if not output.is_floating_point():
+        raise InputError(f"the model returns {output.dtype}; a Laplace fit needs real logits or means")
     return output
 
 
@@ -181,7 +183,7 @@ def _one_by_one(batch: Batch, names: list[str], c: int, chunk: slice) -> dict[st
     if batch.forward.vectorised:
         try:
             found = _vectorised(batch, names, column, chunk)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, AssertionError) as error:
             batch.forward.vectorised = False
             reason = str(error).strip().split("\n")[0]
             warnings.warn(
@@ -217,7 +219,9 @@ def _vectorised(batch: Batch, names: list[str], column: Tensor, chunk: slice) ->
 def _single(batch: Batch, names: list[str], column: Tensor, index: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Outputs `[C]` and gradients of one sample."""
     chosen = {n: batch.forward.parameters[n].clone().requires_grad_() for n in names}
-    output = batch.forward(batch.part(slice(index, index + 1)), chosen).reshape(-1)
+    x = batch.part(slice(index, index + 1))
+    with explained(batch.forward.model, x):
+        output = batch.forward(x, chosen).reshape(-1)
     grads: Any = [None] * len(names)
     if output.requires_grad:
         grads = torch.autograd.grad(output, list(chosen.values()), column, allow_unused=True)

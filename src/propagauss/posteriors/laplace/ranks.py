@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from propagauss.errors import InputError, PropagaussError
@@ -140,13 +139,8 @@ def _checksum(t: Tensor) -> str:
     return hashlib.sha256(f"{t.dtype} {tuple(t.shape)}".encode() + content.numpy().tobytes()).hexdigest()[:16]
 
 
-def check_parts(model: nn.Module, loader: Any, ranks: Ranks) -> None:
-    """What would go wrong without a word: a model that waits for other ranks, data that are missing or count twice."""
-    if ranks.group is not None and isinstance(model, DistributedDataParallel):
-        raise InputError(
-            "a model in DistributedDataParallel waits for the other ranks at every batch, and they may have fewer: "
-            "give fit_laplace the model inside, model.module"
-        )
+def check_parts(loader: Any, ranks: Ranks) -> None:
+    """What would go wrong without a word: data that are missing or count twice."""
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler):
         return

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from propagauss.errors import PosteriorError
+from propagauss.inputs import as_model
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
 
@@ -30,6 +31,7 @@ def from_ivon(optimizer: Any, model: nn.Module) -> Posterior:
             f"from_ivon reads the IVON optimiser of ivon-opt, whose groups hold hess, ess and weight_decay; "
             f"got {type(optimizer).__name__}"
         )
+    model = as_model(model)
     names = {id(p): name for name, p in model.named_parameters()}
     found = {id(p): v for group in groups for p, v in _variances(group)}
     variances = {name: found[key] for key, name in names.items() if key in found}

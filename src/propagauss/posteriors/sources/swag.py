@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from propagauss.checks import kind, named, tensor, whole
 from propagauss.errors import PosteriorError
+from propagauss.inputs import as_model
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
 from propagauss.posteriors.low_rank import LowRankPosterior
@@ -29,8 +31,12 @@ def from_swag(snapshots: Iterable[Mapping[str, Tensor]], model: nn.Module, rank:
     Returns:
         A posterior whose `details` hold `snapshots`, their number.
     """
-    if rank < 0 or rank == 1:
-        raise PosteriorError(f"rank is {rank}; it must be 0 (variances only) or at least 2")
+    rank = whole(rank, "rank", error=PosteriorError)
+    if rank == 1:
+        raise PosteriorError("rank is 1; it must be 0 (variances only) or at least 2")
+    if isinstance(snapshots, (str, Mapping, Tensor, nn.Module)) or not isinstance(snapshots, Iterable):
+        raise PosteriorError(f"snapshots are {kind(snapshots)}; a list of state dicts is needed")
+    model = as_model(model)
     parameters = {n: p.detach() for n, p in model.named_parameters()}
     count, last = 0, []
     mean = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in parameters.items()}
@@ -63,6 +69,10 @@ def from_swag(snapshots: Iterable[Mapping[str, Tensor]], model: nn.Module, rank:
 
 
 def _read(snapshot: Mapping[str, Tensor], parameters: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+    named(snapshot, f"the entries of snapshot {index}", "model.state_dict()", PosteriorError)
+    for n in parameters:
+        if n in snapshot:
+            tensor(snapshot[n], f"'{n}' of snapshot {index}", PosteriorError)
     missing = [n for n, p in parameters.items() if n not in snapshot or snapshot[n].shape != p.shape]
     if missing:
         raise PosteriorError(
