@@ -13,6 +13,7 @@ from propagauss.checks import kind, tensor
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.inputs import as_call
+from propagauss.network.code import read_directly
 from propagauss.network.plan import Plan
 from propagauss.nodes import depends, hint, is_open
 from propagauss.tracing.trace import Traced, flatten
@@ -82,6 +83,7 @@ class Streamlined(nn.Module):
 
     def __init__(self, body: fx.GraphModule, plan: Plan, traced: Traced):
         super().__init__()
+        read_directly(body)
         self.body = body
         self.plan = plan
         self.settings: dict[str, Any] = {}
