@@ -152,7 +152,7 @@ def test_uncertain_inputs_add_their_part(covariance: Any) -> None:
         torch.testing.assert_close(found.covariance, truth)
 
 
-@pytest.mark.parametrize("name", ["residual", "tokens"])
+@pytest.mark.parametrize("name", ["mlp", "residual", "tokens"])
 def test_bounded_memory_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = built(name)
     posterior = make_posterior(model, "diagonal")
