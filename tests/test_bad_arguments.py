@@ -691,6 +691,23 @@ def test_loaders_in_every_form(loader: Callable[[], Any], t: SimpleNamespace) ->
     baselines.TemperatureScaling(t.model).fit(loader(), progress=False)
 
 
+class Started(DataLoader[Any]):
+    """Counts how often it is started, which may start processes and always draws a random number."""
+
+    count = 0
+
+    def __iter__(self) -> Any:
+        self.count += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("place", TAKES_LOADER)
+def test_a_loader_is_started_once(place: str, t: SimpleNamespace) -> None:
+    loader = Started(TensorDataset(X, Y), batch_size=2)
+    TAKES_LOADER[place](t, loader)
+    assert loader.count == 1
+
+
 def test_a_compiled_model_is_the_model_inside(t: SimpleNamespace) -> None:
     compiled: Any = torch.compile(t.model)
     posterior = pg.fit_laplace(compiled, [(X, Y)])

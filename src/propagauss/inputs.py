@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, IterableDataset
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from propagauss.alone import ALONE
 from propagauss.checks import kind, tensor
