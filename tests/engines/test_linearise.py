@@ -99,8 +99,11 @@ def built(name: str) -> tuple[nn.Module, Tensor]:
     return seeded(make), inputs()
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("name", MODELS)
+# a GRU is unrolled into the same layers as an LSTM, in another order
+PAIRS = [(name, s) for name in MODELS for s in STRUCTURES if name != "gru" or s in ("diagonal", "full")]
+
+
+@pytest.mark.parametrize(("name", "structure"), PAIRS)
 def test_equals_the_jacobian_form(name: str, structure: str) -> None:
     model, x = built(name)
     posterior = make_posterior(model, structure)
