@@ -30,11 +30,13 @@ if TYPE_CHECKING:
         from_swag,
         load_posterior,
     )
+    from propagauss.predictive.binary import BinaryClassifier
     from propagauss.predictive.classifier import Classifier
     from propagauss.predictive.regressor import Regressor
     from propagauss.rules import rule
 
 _HOMES = {
+    "BinaryClassifier": "predictive.binary",
     "Classifier": "predictive.classifier",
     "DiagonalPosterior": "posteriors",
     "FullPosterior": "posteriors",
@@ -61,6 +63,7 @@ _HOMES = {
 _MODULES = ("baselines", "links", "metrics", "tasks")
 
 __all__ = [
+    "BinaryClassifier",
     "Classifier",
     "DiagonalPosterior",
     "FullPosterior",
