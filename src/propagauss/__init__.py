@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from propagauss.predictive.binary import BinaryClassifier
     from propagauss.predictive.classifier import Classifier
+    from propagauss.predictive.heteroscedastic import HeteroscedasticRegressor
     from propagauss.predictive.regressor import Regressor
     from propagauss.rules import rule
 
@@ -41,6 +42,7 @@ _HOMES = {
     "DiagonalPosterior": "posteriors",
     "FullPosterior": "posteriors",
     "Gaussian": "gaussian",
+    "HeteroscedasticRegressor": "predictive.heteroscedastic",
     "InputError": "errors",
     "KroneckerPosterior": "posteriors",
     "LowRankPosterior": "posteriors",
@@ -68,6 +70,7 @@ __all__ = [
     "DiagonalPosterior",
     "FullPosterior",
     "Gaussian",
+    "HeteroscedasticRegressor",
     "InputError",
     "KroneckerPosterior",
     "LowRankPosterior",

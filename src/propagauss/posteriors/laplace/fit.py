@@ -61,13 +61,15 @@ def fit_laplace(
 
     Args:
         model: trained, in evaluation mode. It returns a tensor (or an object with `.logits`): `[B, C]` logits for
-            classification, `[B]` or `[B, K]` values for regression, or logarithms of rates for counts.
+            classification (`[B, T, C]` for tokens, `[B, C, H, W]` for images: the labels' shape tells which), `[B]` or
+            `[B, K]` values for regression, or logarithms of rates for counts.
         loader: yields `(x, y)` with all the training data, once; `x` is a tensor, a tuple for `model(*x)` or a dict for
-            `model(**x)`; `y` holds class indices `[B]`, or values in the shape of the output.
+            `model(**x)`; `y` holds class indices (`[B]`, `[B, T]`, `[B, H, W]`; those of -100 are skipped), or values
+            in the shape of the output.
         likelihood: "classification" (cross-entropy), "binary" (one logit for each yes or no), "regression" (Gaussian
-            noise, the same for all outputs), "poisson" (counts; the model gives log rates) or "exponential" (waiting
-            times; the same); or one of `propagauss.likelihoods` with options of its own, such as
-            `BernoulliLikelihood(positive_weight=3.0)`.
+            noise, the same for all outputs), "heteroscedastic" (the model gives `[..., 2]`: mean and log variance),
+            "poisson" (counts; the model gives log rates) or "exponential" (waiting times; the same); or one of
+            `propagauss.likelihoods` with options of its own, such as `BernoulliLikelihood(positive_weight=3.0)`.
         structure: "diagonal" and "full" are exact; "kronecker" is KFAC, with a pair of factors for each weight of a
             linear layer or convolution and a factor for each bias; all else stays deterministic, with a warning.
         parameters: glob pattern or patterns of the names to be random, as in `model.named_parameters()`. Those with
