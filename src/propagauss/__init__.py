@@ -30,15 +30,19 @@ if TYPE_CHECKING:
         from_swag,
         load_posterior,
     )
+    from propagauss.predictive.binary import BinaryClassifier
     from propagauss.predictive.classifier import Classifier
+    from propagauss.predictive.heteroscedastic import HeteroscedasticRegressor
     from propagauss.predictive.regressor import Regressor
     from propagauss.rules import rule
 
 _HOMES = {
+    "BinaryClassifier": "predictive.binary",
     "Classifier": "predictive.classifier",
     "DiagonalPosterior": "posteriors",
     "FullPosterior": "posteriors",
     "Gaussian": "gaussian",
+    "HeteroscedasticRegressor": "predictive.heteroscedastic",
     "InputError": "errors",
     "KroneckerPosterior": "posteriors",
     "LowRankPosterior": "posteriors",
@@ -61,10 +65,12 @@ _HOMES = {
 _MODULES = ("baselines", "links", "metrics", "tasks")
 
 __all__ = [
+    "BinaryClassifier",
     "Classifier",
     "DiagonalPosterior",
     "FullPosterior",
     "Gaussian",
+    "HeteroscedasticRegressor",
     "InputError",
     "KroneckerPosterior",
     "LowRankPosterior",

@@ -31,6 +31,11 @@ def bound(model: nn.Module, posterior: Posterior | None) -> Posterior | None:
     return as_posterior(posterior).bind({name: p.detach() for name, p in model.named_parameters()})
 
 
+def fitted_noise(posterior: Posterior | None) -> float | None:
+    """The noise of the observations that a posterior was fitted with."""
+    return None if posterior is None else posterior.details.get("noise")
+
+
 def check_example(example: Any, output: Any, sparse: bool) -> None:
     """Refuse what cannot be traced for what it is, rather than for where it fails."""
     if output is not None and not isinstance(output, str):

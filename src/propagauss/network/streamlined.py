@@ -77,6 +77,7 @@ class Streamlined(nn.Module):
     Every floating-point output of the model becomes a Gaussian (of zero variance where nothing random reaches it), in
     the structure the model returns. `net.plan` says what happens at each op, `net.code` is the generated forward, and
     `net.settings` are the options it was made with: `streamline(model, posterior, example, **net.settings)`.
+    `net.noise` is the standard deviation of the observations that its posterior was fitted with, None if there is none.
     """
 
     word = "streamlined"
@@ -87,6 +88,7 @@ class Streamlined(nn.Module):
         self.body = body
         self.plan = plan
         self.settings: dict[str, Any] = {}
+        self.noise: float | None = None
         self._in_spec = traced.in_spec
         self._out_spec = traced.out_spec
         self.slots = _slots(traced)

@@ -69,7 +69,7 @@ def fit_scale(
     Returns what was done, and the likelihood with the numbers that were found.
     """
     cached, points = _cached(net, loader, likelihood, progress)
-    count = sum(y.numel() for _, y in cached)
+    count = sum(likelihood.count(y) for _, y in cached)
 
     def nlpd(likelihood: Likelihood, scale: Tensor | float) -> Tensor:
         densities = (likelihood.log_predictive(moments.scaled(scale), y) for moments, y in cached)

@@ -61,7 +61,7 @@ def test_bad_data(data, likelihood, message):
     ("options", "message"),
     [
         ({"structure": "kron"}, "structure is 'kron'; it must be 'diagonal', 'kronecker' or 'full'"),
-        ({"likelihood": "probit"}, "likelihood is 'probit'; it must be 'classification', 'regression',"),
+        ({"likelihood": "probit"}, "likelihood is 'probit'; it must be 'classification', 'binary',"),
         ({"likelihood": "poisson", "noise": 0.3}, "poisson has none"),
         ({"prior_precision": 0.0}, "prior_precision is .* must be a positive number"),
         ({"prior_precision": "gridsearch"}, "prior_precision is .* must be a positive number"),
@@ -78,7 +78,7 @@ def test_bad_options(options, message):
 def test_unusable_models():
     with pytest.raises(InputError, match="returns a tuple"):
         fit_laplace(nn.LSTM(4, 3).eval(), [(X, LABELS)])
-    with pytest.raises(InputError, match="two logits"):
+    with pytest.raises(InputError, match="use likelihood='binary'"):
         fit_laplace(nn.Linear(4, 1).eval(), [(X, LABELS)])
     mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double()).eval()
     with pytest.raises(InputError, match="mixed dtypes"):
