@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from propagauss.checks import kind, tensor
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian, mean_of
-from propagauss.inputs import as_call
+from propagauss.inputs import Takes, as_call
 from propagauss.network.plan import Plan
 from propagauss.nodes import depends, hint, is_open
 from propagauss.tracing.trace import Traced, flatten
@@ -101,13 +101,19 @@ class Streamlined(nn.Module):
     def graph(self) -> fx.Graph:
         return self.body.graph
 
+    @property
+    def takes(self) -> Takes:
+        """The inputs that a loader has to yield."""
+        args, kwargs = pytree.tree_unflatten(self.slots, self._in_spec)
+        return Takes(_form(self._in_spec), "the network", frozenset(kwargs), len(args), further=False, exact=True)
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """`.to()`, `.double()` and the like also change which inputs are accepted."""
         self.slots = [replace(s, dtype=s.dtype and fn(torch.empty(0, dtype=s.dtype)).dtype) for s in self.slots]
         return super()._apply(fn, recurse)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._single and len(args) == 1 and not kwargs and not isinstance(args[0], (tuple, list, dict)):
+        if self._single and len(args) == 1 and not kwargs and isinstance(args[0], (Tensor, Gaussian)):
             leaves: list[Any] = [args[0]]
             self.slots[0].check(0, args[0])
         else:

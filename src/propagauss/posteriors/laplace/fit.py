@@ -23,7 +23,7 @@ from propagauss.alone import ALONE
 from propagauss.checks import choice, number
 from propagauss.checks import patterns as names_of
 from propagauss.errors import InputError, nearest
-from propagauss.inputs import as_model, batches, check_eval
+from propagauss.inputs import as_model, batches, check_eval, taken_by
 from propagauss.likelihoods.base import Likelihood
 from propagauss.likelihoods.registry import LIKELIHOODS, LikelihoodName
 from propagauss.posteriors.base import Posterior
@@ -63,7 +63,8 @@ def fit_laplace(
         model: trained, in evaluation mode. It returns a tensor (or an object with `.logits`): `[B, C]` logits for
             classification, `[B]` or `[B, K]` values for regression, or logarithms of rates for counts.
         loader: yields `(x, y)` with all the training data, once; `x` is a tensor, a tuple for `model(*x)` or a dict for
-            `model(**x)`; `y` holds class indices `[B]`, or values in the shape of the output.
+            `model(**x)`; `y` holds class indices `[B]`, or values in the shape of the output. Batches `(x1, x2, y)` and
+            dictionaries with `labels` (Hugging Face) are taken as well.
         likelihood: "classification" (cross-entropy), "regression" (Gaussian noise, the same for all outputs),
             "poisson" (counts; the model gives log rates) or "exponential" (waiting times; the same).
         structure: "diagonal" and "full" are exact; "kronecker" is KFAC, with a pair of factors for each weight of a
@@ -199,7 +200,7 @@ def _accumulate(
     forward, loss, targets, samples = curvature.forward, 0.0, 0, 0
     device = forward.parameters[forward.chosen[0]].device
     with torch.enable_grad():
-        pairs = batches(loader, progress="Laplace" if progress else None, empty=True)
+        pairs = batches(loader, taken_by(forward.model), progress="Laplace" if progress else None, empty=True)
         for i, (x, y) in enumerate(pairs):
             if y.shape[0] == 0:
                 continue
