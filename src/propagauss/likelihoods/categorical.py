@@ -16,7 +16,8 @@ from propagauss.checks import kind, seed, whole
 from propagauss.errors import InputError, nearest
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, check_labels
-from propagauss.likelihoods.base import Likelihood, Moments, Root, last_dimension
+from propagauss.likelihoods.base import Decomposition, Likelihood, Moments, Root, last_dimension
+from propagauss.likelihoods.information import entropy_of, information_of_classes
 from propagauss.likelihoods.links import LINKS, MOST_SAMPLES, Link, categorical, monte_carlo, shared
 
 
@@ -26,7 +27,7 @@ class CategoricalLikelihood(Likelihood):
 
     Args:
         link: a name in `links.LINKS`.
-        samples, seed: the draws of the "monte_carlo" link.
+        samples, seed: the draws of the "monte_carlo" link, and of the mutual information in `decompose`.
     """
 
     link: str = "probit"
@@ -98,6 +99,26 @@ class CategoricalLikelihood(Likelihood):
                 "with two classes or more: give a model with one logit a second one that is always zero"
             )
         return self._linked_of(self.moments(latent))
+
+    def decompose(self, latent: Gaussian) -> Decomposition:
+        """The entropy of each prediction by origin: the mutual information of class and latent, and the rest.
+
+        The mutual information is taken over fixed draws of the logits, with their covariance where there is one.
+        """
+        entropy = entropy_of(self.log_probs(latent))
+        chosen = latent.chosen
+        if chosen is None:
+            found = information_of_classes(latent.mean, last_dimension(latent), self.samples, self.seed)
+        else:  # the chosen classes share out what they have together, so that all else is certain
+            together = latent.mean.log_softmax(-1).gather(-1, chosen.index).exp().sum(-1)
+            found = together * information_of_classes(chosen.mean, chosen.covariance, self.samples, self.seed)
+        epistemic = found.minimum(entropy)  # a link is no integral, so that its entropy may be below
+        return Decomposition(epistemic, entropy - epistemic)
+
+    def summary(self, latent: Gaussian) -> dict[str, Tensor]:
+        log_probs, parts = self.log_probs(latent), self.decompose(latent)
+        own = {"probabilities": log_probs.exp(), "prediction": log_probs.argmax(-1), "entropy": parts.total}
+        return own | parts._asdict()
 
     def log_predictive(self, moments: Moments, y: Tensor) -> Tensor:
         return -pick(self._linked_of(moments), y)
