@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         load_posterior,
     )
     from propagauss.predictive.classifier import Classifier
+    from propagauss.predictive.predictions import Predictions
     from propagauss.predictive.regressor import Regressor
     from propagauss.rules import rule
 
@@ -45,6 +46,7 @@ _HOMES = {
     "Plan": "network.plan",
     "Posterior": "posteriors",
     "PosteriorError": "errors",
+    "Predictions": "predictive.predictions",
     "PropagaussError": "errors",
     "Regressor": "predictive.regressor",
     "Streamlined": "network.streamlined",
@@ -71,6 +73,7 @@ __all__ = [
     "Plan",
     "Posterior",
     "PosteriorError",
+    "Predictions",
     "PropagaussError",
     "Regressor",
     "Streamlined",

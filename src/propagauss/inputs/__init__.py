@@ -12,6 +12,7 @@ from propagauss.inputs.calls import (
     check_labels,
     check_targets,
     device_of,
+    dtype_of,
     explained,
 )
 from propagauss.inputs.loaders import Takes, batches, input_batches, taken_by
@@ -30,6 +31,7 @@ __all__ = [
     "check_labels",
     "check_targets",
     "device_of",
+    "dtype_of",
     "explained",
     "input_batches",
     "taken_by",

@@ -145,11 +145,19 @@ def _training_matters(module: nn.Module) -> bool:
 
 def device_of(net: Any) -> torch.device | None:
     """Where a net, or a baseline around a model, holds its tensors; None if it holds none."""
+    return next((t.device for t in _tensors_of(net)), None)
+
+
+def dtype_of(net: Any) -> torch.dtype | None:
+    """Of the real numbers that a net, or a baseline around a model, holds; None if it holds none."""
+    return next((t.dtype for t in _tensors_of(net) if t.is_floating_point()), None)
+
+
+def _tensors_of(net: Any) -> Iterator[Tensor]:
     module = net if isinstance(net, nn.Module) else getattr(net, "model", None)
-    if not isinstance(module, nn.Module):
-        return None
-    tensors = (t for group in (module.parameters(), module.buffers()) for t in group)
-    return next((t.device for t in tensors), None)
+    if isinstance(module, nn.Module):
+        yield from module.parameters()
+        yield from module.buffers()
 
 
 def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> Tensor:
