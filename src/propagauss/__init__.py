@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         load_posterior,
     )
     from propagauss.predictive.classifier import Classifier
+    from propagauss.predictive.loading import load
     from propagauss.predictive.predictions import Predictions
     from propagauss.predictive.regressor import Regressor
     from propagauss.rules import rule
@@ -56,6 +57,7 @@ _HOMES = {
     "from_laplace": "posteriors",
     "from_swag": "posteriors",
     "linearise": "engines.linearise",
+    "load": "predictive.loading",
     "load_posterior": "posteriors",
     "rule": "rules",
     "streamline": "engines.streamline",
@@ -86,6 +88,7 @@ __all__ = [
     "from_swag",
     "linearise",
     "links",
+    "load",
     "load_posterior",
     "metrics",
     "rule",

@@ -14,6 +14,7 @@ from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.inputs import Takes, as_call
 from propagauss.network.plan import Plan
+from propagauss.network.unpickled import Unpickled
 from propagauss.nodes import depends, hint, is_open
 from propagauss.tracing.trace import Traced, flatten
 
@@ -70,7 +71,7 @@ class Slot:
             )
 
 
-class Streamlined(nn.Module):
+class Streamlined(Unpickled, nn.Module):
     """A streamlined network: `net(x)` is the `Gaussian` at the model's output.
 
     Every floating-point output of the model becomes a Gaussian (of zero variance where nothing random reaches it), in
@@ -102,9 +103,19 @@ class Streamlined(nn.Module):
         return self.body.graph
 
     @property
+    def at_once(self) -> int | None:
+        """How many samples an exported program of this network should work on together; None for all."""
+        return self._at_once
+
+    @property
+    def form(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`(args, kwargs)` of a call, with the number of its slot in the place of each input."""
+        return pytree.tree_unflatten(range(len(self.slots)), self._in_spec)
+
+    @property
     def takes(self) -> Takes:
         """The inputs that a loader has to yield."""
-        args, kwargs = pytree.tree_unflatten(self.slots, self._in_spec)
+        args, kwargs = self.form
         return Takes(_form(self._in_spec), "the network", frozenset(kwargs), len(args), further=False, exact=True)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

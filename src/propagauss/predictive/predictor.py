@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -17,13 +18,14 @@ from propagauss.checks import flag, positive, whole
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, as_net, call, device_of, dtype_of, input_batches, taken_by
-from propagauss.likelihoods.base import Decomposition, Likelihood
+from propagauss.likelihoods import LIKELIHOODS, Decomposition, Likelihood
+from propagauss.network.unpickled import Unpickled
 from propagauss.predictive.calibration import FitReport, check_finite, fit_scale
-from propagauss.predictive.export import export
+from propagauss.predictive.export import export, save
 from propagauss.predictive.predictions import Predictions
 
 
-class Predictor(nn.Module):
+class Predictor(Unpickled, nn.Module):
     """`p(y | x) = E[p(y | f)]`, `f ~ N(mean, scale · covariance)`: a net, its likelihood, and the scale of its latent.
 
     Args:
@@ -64,7 +66,7 @@ class Predictor(nn.Module):
 
     def unchecked(self, *x: Any, **named: Any) -> Gaussian:
         """The latent Gaussian, with the scale applied, finite or not."""
-        return self._scaled(as_latent(call(self.net, *x, **named)))
+        return self.scaled(as_latent(call(self.net, *x, **named)))
 
     def forward(self, *x: Any, **named: Any) -> Distribution:
         return self.likelihood.predictive(self.latent(*x, **named))
@@ -131,12 +133,29 @@ class Predictor(nn.Module):
         covariance = flag(covariance, "covariance")
 
         def outputs(latent: Gaussian) -> dict[str, Tensor]:
-            scaled = self._scaled(latent)
+            scaled = self.scaled(latent)
             return self.likelihood.exported(scaled) | (_covariances(scaled) if covariance else {})
 
         return export(self.net, path, outputs, self._details())
 
-    def _scaled(self, latent: Gaussian) -> Gaussian:
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the predictor to a `.pt2` file, from which `propagauss.load` makes it again; returns the path.
+
+        The file holds the network as a program, so that the model's class is not needed, and the numbers of the
+        predictor. Reading it runs no code. `propagauss predict` takes it as well. The file is whole or not there.
+        """
+        likelihood = self.likelihood
+        if LIKELIHOODS.get(likelihood.name) is not type(likelihood):
+            raise InputError(
+                f"likelihood='{likelihood.name}' is not registered, so the predictor could not be loaded again: enter "
+                "its class in propagauss.likelihoods.LIKELIHOODS"
+            )
+        numbers = {field.name: getattr(likelihood, field.name) for field in fields(cast(Any, likelihood))}
+        own = {"predictor": type(self).__name__, "likelihood": likelihood.name, "numbers": numbers, "scale": self.scale}
+        return save(self.net, path, own, self._details())
+
+    def scaled(self, latent: Gaussian) -> Gaussian:
+        """What a net returned, with the scale applied."""
         return latent.scale(self.covariance_scale.to(latent.device, latent.dtype))
 
     def _details(self) -> dict[str, Any]:
