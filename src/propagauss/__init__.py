@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         from_swag,
         load_posterior,
     )
+    from propagauss.predictive.binary import BinaryClassifier
     from propagauss.predictive.classifier import Classifier
     from propagauss.predictive.loading import load
     from propagauss.predictive.predictions import Predictions
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from propagauss.rules import rule
 
 _HOMES = {
+    "BinaryClassifier": "predictive.binary",
     "Classifier": "predictive.classifier",
     "DiagonalPosterior": "posteriors",
     "FullPosterior": "posteriors",
@@ -65,6 +67,7 @@ _HOMES = {
 _MODULES = ("baselines", "links", "metrics", "tasks")
 
 __all__ = [
+    "BinaryClassifier",
     "Classifier",
     "DiagonalPosterior",
     "FullPosterior",

@@ -14,6 +14,7 @@ To add one (poisson.py is the example):
 """
 
 from propagauss.likelihoods.base import Decomposition, Likelihood, Moments
+from propagauss.likelihoods.bernoulli import BernoulliLikelihood
 from propagauss.likelihoods.categorical import CategoricalLikelihood
 from propagauss.likelihoods.exponential import ExponentialLikelihood
 from propagauss.likelihoods.gaussian import GaussianLikelihood
@@ -22,6 +23,7 @@ from propagauss.likelihoods.registry import LIKELIHOODS
 
 __all__ = [
     "LIKELIHOODS",
+    "BernoulliLikelihood",
     "CategoricalLikelihood",
     "Decomposition",
     "ExponentialLikelihood",

@@ -17,7 +17,7 @@ from propagauss.errors import InputError, nearest
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, check_labels
 from propagauss.likelihoods.base import Decomposition, Likelihood, Moments, Root, last_dimension
-from propagauss.likelihoods.information import entropy_of, information_of_classes
+from propagauss.likelihoods.information import entropy_of, information
 from propagauss.likelihoods.links import LINKS, MOST_SAMPLES, Link, categorical, monte_carlo, shared
 
 
@@ -106,13 +106,8 @@ class CategoricalLikelihood(Likelihood):
         The mutual information is taken over fixed draws of the logits, with their covariance where there is one.
         """
         entropy = entropy_of(self.log_probs(latent))
-        chosen = latent.chosen
-        if chosen is None:
-            found = information_of_classes(latent.mean, last_dimension(latent), self.samples, self.seed)
-        else:  # the chosen classes share out what they have together, so that all else is certain
-            together = latent.mean.log_softmax(-1).gather(-1, chosen.index).exp().sum(-1)
-            found = together * information_of_classes(chosen.mean, chosen.covariance, self.samples, self.seed)
-        epistemic = found.minimum(entropy)  # a link is no integral, so that its entropy may be below
+        # a link is no integral, so that its entropy may be below
+        epistemic = information(latent, self.samples, self.seed).minimum(entropy)
         return Decomposition(epistemic, entropy - epistemic)
 
     def summary(self, latent: Gaussian) -> dict[str, Tensor]:

@@ -22,8 +22,8 @@ from propagauss.checks import seed as checked_seed
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, device_of, input_batches, taken_by
-from propagauss.likelihoods.base import last_dimension
-from propagauss.likelihoods.links import MOST_SAMPLES, _draws
+from propagauss.likelihoods.information import information
+from propagauss.likelihoods.links import MOST_SAMPLES
 from propagauss.predictive.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -136,49 +136,7 @@ def mutual_information(latent: Gaussian, samples: int = 512, seed: int = 0) -> T
         shape = tuple(latent.mean.shape)
         raise InputError(f"the latent has shape {shape}; [batch, ..., classes] with two classes is needed")
     samples, seed = whole(samples, "samples", 2, MOST_SAMPLES), checked_seed(seed)
-    chosen = latent.chosen
-    if chosen is None:
-        return _information(latent.mean.double(), last_dimension(latent).double(), samples, seed)
-    share = latent.mean.double().softmax(-1).gather(-1, chosen.index).sum(-1)
-    return share * _information(chosen.mean.double(), chosen.covariance.double(), samples, seed)
-
-
-def _information(mean: Tensor, covariance: Tensor, samples: int, seed: int) -> Tensor:
-    if mean.shape[-1] == 2:
-        return _binary_information(mean, covariance)
-    shape, classes = mean.shape[:-1], mean.shape[-1]
-    mean, covariance = mean.reshape(-1, classes), covariance.reshape(-1, *covariance.shape[len(shape) :])
-    chunk = max(1, _BUDGET // (samples * classes))
-    draws = _draws(samples, classes, seed).to(mean)
-    parts = [_sampled_information(m, c, draws) for m, c in zip(mean.split(chunk), covariance.split(chunk), strict=True)]
-    return torch.cat(parts).reshape(shape)
-
-
-def _sampled_information(mean: Tensor, covariance: Tensor, draws: Tensor) -> Tensor:
-    if covariance.dim() > mean.dim():
-        values, vectors = torch.linalg.eigh(covariance)
-        deviation = torch.einsum("nij,sj->sni", vectors * values.clamp(min=0).sqrt().unsqueeze(-2), draws)
-    else:
-        deviation = draws.unsqueeze(1) * covariance.clamp(min=0).sqrt()
-    return from_samples(mean + deviation).mutual_information  # type: ignore[return-value]
-
-
-def _binary_information(mean: Tensor, covariance: Tensor) -> Tensor:
-    """Over `d = f_1 - f_0`: the trapezoidal rule on nine standard deviations either side, which converges fast."""
-    variance = covariance if covariance.dim() == mean.dim() else covariance.diagonal(dim1=-2, dim2=-1)
-    total = variance.sum(-1)
-    if covariance.dim() > mean.dim():
-        total = total - 2 * covariance[..., 0, 1]
-    nodes = torch.linspace(-9, 9, 1001, dtype=mean.dtype, device=mean.device)
-    weights = torch.softmax(-0.5 * nodes.square(), 0)
-    difference = (mean[..., 1] - mean[..., 0]).unsqueeze(-1) + total.clamp(min=0).sqrt().unsqueeze(-1) * nodes
-    p = (weights * difference.sigmoid()).sum(-1)
-    inner = (weights * _binary_entropy(difference.sigmoid())).sum(-1)
-    return (_binary_entropy(p) - inner).clamp(min=0)
-
-
-def _binary_entropy(p: Tensor) -> Tensor:
-    return -torch.xlogy(p, p) - torch.xlogy(1 - p, 1 - p)
+    return information(latent.to(torch.float64), samples, seed)
 
 
 # -- how well they work

@@ -66,7 +66,7 @@ def test_bad_data(data, likelihood, message):
     ("options", "message"),
     [
         ({"structure": "kron"}, "structure is 'kron'; it must be 'diagonal', 'kronecker' or 'full'"),
-        ({"likelihood": "probit"}, "likelihood is 'probit'; it must be 'classification', 'regression',"),
+        ({"likelihood": "probit"}, "likelihood is 'probit'; it must be 'classification', 'binary',"),
         ({"likelihood": "poisson", "noise": 0.3}, "poisson has none"),
         ({"prior_precision": 0.0}, "prior_precision is .* must be a positive number"),
         ({"prior_precision": "gridsearch"}, "prior_precision is .* must be a positive number"),
