@@ -27,6 +27,7 @@ from propagauss.inputs import as_model, batches, check_eval, taken_by
 from propagauss.likelihoods.base import Likelihood
 from propagauss.likelihoods.registry import LIKELIHOODS, LikelihoodName
 from propagauss.posteriors.base import Posterior
+from propagauss.posteriors.fingerprint import fingerprint as weights_of
 from propagauss.posteriors.laplace.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
 from propagauss.posteriors.laplace.evidence import Evidence
 from propagauss.posteriors.laplace.gradients import Batch, Forward
@@ -111,6 +112,7 @@ def fit_laplace(
             best = evidence.maximise(delta, sigma)
         delta, sigma = ranks.gather(best)[0]
         posterior = curvature.posterior(delta, sigma).bind(forward.parameters)
+    posterior.fitted_on = weights_of(forward.parameters)
     posterior.details = {"prior_precision": delta} | ({"noise": sigma} if named.noisy else {})
     posterior.details["log_marginal_likelihood"] = evidence.log_marginal_likelihood(delta, sigma)
     return posterior
