@@ -228,6 +228,7 @@ MODELS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a class": (lambda t: nn.Linear, "nn.Module, but is the class Linear: make one"),
     "a function": (lambda t: lambda x: x, "nn.Module, but is a function"),
     "a state dict": (lambda t: t.model.state_dict(), "nn.Module, but is"),
+    "a trainer": (lambda t: SimpleNamespace(model=t.model), r"nn.Module, but is .*: give its \.model, in evaluation"),
     "DataParallel": (lambda t: nn.DataParallel(t.model), r"DataParallel: give the model inside, model\.module"),
     "scripted": (lambda t: torch.jit.script(t.model), "ScriptModule.*nn.Module that it was made from"),
     "traced": (lambda t: torch.jit.trace(t.model, X), "ScriptModule.*nn.Module that it was made from"),

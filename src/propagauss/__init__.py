@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from propagauss.predictive.binary import BinaryClassifier
     from propagauss.predictive.classifier import Classifier
     from propagauss.predictive.heteroscedastic import HeteroscedasticRegressor
+    from propagauss.predictive.loading import load
+    from propagauss.predictive.predictions import Predictions
     from propagauss.predictive.regressor import Regressor
     from propagauss.rules import rule
 
@@ -49,6 +51,7 @@ _HOMES = {
     "Plan": "network.plan",
     "Posterior": "posteriors",
     "PosteriorError": "errors",
+    "Predictions": "predictive.predictions",
     "PropagaussError": "errors",
     "Regressor": "predictive.regressor",
     "Streamlined": "network.streamlined",
@@ -58,6 +61,7 @@ _HOMES = {
     "from_laplace": "posteriors",
     "from_swag": "posteriors",
     "linearise": "engines.linearise",
+    "load": "predictive.loading",
     "load_posterior": "posteriors",
     "rule": "rules",
     "streamline": "engines.streamline",
@@ -77,6 +81,7 @@ __all__ = [
     "Plan",
     "Posterior",
     "PosteriorError",
+    "Predictions",
     "PropagaussError",
     "Regressor",
     "Streamlined",
@@ -89,6 +94,7 @@ __all__ = [
     "from_swag",
     "linearise",
     "links",
+    "load",
     "load_posterior",
     "metrics",
     "rule",

@@ -83,6 +83,7 @@ class Likelihood(abc.ABC):
     name: ClassVar[str]  # as `fit_laplace` and exported files call it
     noisy: ClassVar[bool] = False  # whether `log p = -loss / σ² - n log(σ √2π)` with a `σ` that the fit may choose
     pointwise: ClassVar[bool] = True  # whether each target depends on one output alone, so that batches can be joined
+    normal: ClassVar[bool] = False  # whether the predictive is a normal distribution, so that intervals follow from it
     columns: ClassVar[Mapping[str, str]] = {}  # what `propagauss predict` adds: {column: "argmax" or "entropy" of ...}
 
     # -- the fit: at one value of the output
