@@ -70,6 +70,10 @@ class Free(NamedTuple):
     bounds: list[tuple[float, float]]  # of each logarithm
     guess: Callable[[float], Tensor]  # scale -> numbers to start from
     replaced: Callable[[Tensor], Likelihood]  # numbers -> the likelihood that has them
+    # scale -> numbers -> log densities by batch, for those that can keep most of the work for other numbers
+    at_scale: Callable[[float], Callable[[Tensor], list[Tensor]]] | None = None
+    # what fits without any variance -> bounds with some, for numbers that could undo all that the variance does
+    bounds_beside: Callable[[Tensor], list[tuple[float, float]]] | None = None
 
 
 class Likelihood(abc.ABC):

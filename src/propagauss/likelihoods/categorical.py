@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,11 +13,11 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn import functional as F
 
-from propagauss.checks import kind, seed, whole
+from propagauss.checks import kind, positive, seed, whole
 from propagauss.errors import InputError, nearest
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, check_labels
-from propagauss.likelihoods.base import Likelihood, Moments, Root, last_dimension
+from propagauss.likelihoods.base import Free, Held, Likelihood, Moments, Root, last_dimension
 from propagauss.likelihoods.links import LINKS, MOST_SAMPLES, Link, categorical, monte_carlo, shared
 
 
@@ -27,11 +28,13 @@ class CategoricalLikelihood(Likelihood):
     Args:
         link: a name in `links.LINKS`.
         samples, seed: the draws of the "monte_carlo" link.
+        temperature: divides the log-probabilities that the link gave, which are then normalised again.
     """
 
     link: str = "probit"
     samples: int = 512
     seed: int = 0
+    temperature: float | Tensor = 1.0
 
     name: ClassVar[str] = "classification"
     pointwise: ClassVar[bool] = False
@@ -46,6 +49,8 @@ class CategoricalLikelihood(Likelihood):
             raise InputError(f"there is no link {kind(self.link)}{hint} (there are {', '.join(LINKS)})")
         whole(self.samples, "samples", 2, MOST_SAMPLES)
         seed(self.seed)
+        if not isinstance(self.temperature, Tensor):  # whoever gives a tensor has looked at it: it may be traced
+            positive(self.temperature, "temperature")
 
     # -- the fit
 
@@ -97,16 +102,20 @@ class CategoricalLikelihood(Likelihood):
                 f"the net returned logits of shape {tuple(latent.shape)}; a Classifier needs [batch, ..., classes] "
                 "with two classes or more: give a model with one logit a second one that is always zero"
             )
-        return self._linked_of(self.moments(latent))
+        return self._probabilities(self.moments(latent))
 
     def log_predictive(self, moments: Moments, y: Tensor) -> Tensor:
-        return -pick(self._linked_of(moments), y)
+        return -pick(self._probabilities(moments), y)
 
     def moments(self, latent: Gaussian) -> Moments:
         chosen = latent.chosen
         if chosen is not None:
             return Moments(latent.mean, chosen.covariance, chosen.index)
         return Moments(latent.mean, last_dimension(latent, covariances=self.link != "probit"))
+
+    def _probabilities(self, moments: Moments) -> Tensor:
+        """Log-probabilities: those of the link, at the temperature."""
+        return tempered(self._linked_of(moments), self.temperature)
 
     def _linked_of(self, moments: Moments) -> Tensor:
         mean, covariance, index = moments
@@ -127,13 +136,43 @@ class CategoricalLikelihood(Likelihood):
     def points(self, y: Tensor) -> int:
         return y.numel()
 
+    def free(self, data: Sequence[Held]) -> Free:
+        """The temperature; what the link gives does not depend on it.
+
+        With a latent variance it stays above a quarter, or a quarter of what it is without one if that is below 1. A
+        smaller one would multiply logits again that were divided by large standard deviations, and undo the link.
+        """
+
+        def at_scale(scale: float) -> Callable[[Tensor], list[Tensor]]:
+            linked = [(self._linked_of(moments.scaled(scale)), y) for moments, y in data]
+            return lambda t: [-pick(tempered(log_probs, t), y) for log_probs, y in linked]
+
+        low, high = math.log(1e-6), math.log(1e6)
+        return Free(
+            "temperature",
+            [(low, high)],
+            lambda scale: torch.ones((), dtype=torch.float64),
+            lambda t: replace(self, temperature=t),
+            at_scale,
+            lambda plain: [(max(low, math.log(min(1.0, plain.item()) / 4)), high)],
+        )
+
     # -- the export
 
     def exported(self, latent: Gaussian) -> dict[str, Tensor]:
         return {"mean": latent.mean, "variance": latent.variance, "probabilities": self.log_probs(latent).exp()}
 
     def details(self) -> dict[str, Any]:
-        return {"link": self.link}
+        return {"link": self.link, "temperature": float(self.temperature)}
+
+
+def tempered(log_probs: Tensor, temperature: float | Tensor) -> Tensor:
+    """`p_c^(1/T) / Σ_j p_j^(1/T)`, as logarithms."""
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(log_probs.device, log_probs.dtype)
+    elif temperature == 1:
+        return log_probs
+    return (log_probs / temperature).log_softmax(-1)
 
 
 def pick(log_probs: Tensor, labels: Tensor) -> Tensor:

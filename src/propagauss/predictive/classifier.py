@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal, Self
 
+import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
+from propagauss.checks import positive
 from propagauss.gaussian import Gaussian
 from propagauss.likelihoods.categorical import CategoricalLikelihood
 from propagauss.predictive.predictor import Predictor
@@ -19,8 +22,9 @@ class Classifier(Predictor):
     Args:
         net: maps inputs to a Gaussian over logits, `[batch, ..., classes]`.
         link: "probit" (the paper), "mean_field", "monte_carlo" or "bridge"; `propagauss.links` says when each is bad.
-        scale: multiplies the latent covariance; see `fit_scale`.
+        scale: multiplies the latent covariance; see `calibrate` and `fit_scale`.
         samples, seed: the draws of the "monte_carlo" link.
+        temperature: divides the log-probabilities that the link gave, which are then normalised again; see `calibrate`.
 
     Calling it returns a `Categorical`; `log_probs` is the same as a tensor. Inputs go to the net as they are: a tensor,
     or a tuple or dict of them.
@@ -30,6 +34,7 @@ class Classifier(Predictor):
     """
 
     _likelihood: CategoricalLikelihood
+    class_temperature: Tensor
 
     def __init__(
         self,
@@ -38,16 +43,29 @@ class Classifier(Predictor):
         scale: float = 1.0,
         samples: int = 512,
         seed: int = 0,
+        temperature: float = 1.0,
     ):
         super().__init__(net, CategoricalLikelihood(link, samples, seed), scale)
+        self.register_buffer("class_temperature", torch.ones((), dtype=torch.float64))
+        self.temperature = temperature
 
     @property
     def likelihood(self) -> CategoricalLikelihood:
-        return self._likelihood
+        # the temperature is a buffer, so that it is saved and loaded with the module
+        return replace(self._likelihood, temperature=self.class_temperature)
+
+    @property
+    def temperature(self) -> float:
+        """The number that divides the log-probabilities after the link."""
+        return float(self.class_temperature)
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        self.class_temperature.fill_(positive(value, "temperature"))
 
     @property
     def link(self) -> str:
-        return self.likelihood.link
+        return self._likelihood.link
 
     def log_probs(self, *x: Any, **named: Any) -> Tensor:
         """Log-probabilities of the classes, finite and normalised: `[batch, ..., classes]`."""
@@ -68,5 +86,9 @@ class Classifier(Predictor):
         """
         return super().fit_scale(loader, progress)
 
+    def _adopt(self, likelihood: CategoricalLikelihood) -> None:
+        self.temperature = float(likelihood.temperature)
+
     def extra_repr(self) -> str:
-        return f"link={self.link!r}, {super().extra_repr()}"
+        temperature = "" if self.temperature == 1 else f"temperature={self.temperature:.4g}, "
+        return f"link={self.link!r}, {temperature}{super().extra_repr()}"
