@@ -30,11 +30,15 @@ if TYPE_CHECKING:
         from_swag,
         load_posterior,
     )
+    from propagauss.predictive.binary import BinaryClassifier
     from propagauss.predictive.classifier import Classifier
+    from propagauss.predictive.loading import load
+    from propagauss.predictive.predictions import Predictions
     from propagauss.predictive.regressor import Regressor
     from propagauss.rules import rule
 
 _HOMES = {
+    "BinaryClassifier": "predictive.binary",
     "Classifier": "predictive.classifier",
     "DiagonalPosterior": "posteriors",
     "FullPosterior": "posteriors",
@@ -45,6 +49,7 @@ _HOMES = {
     "Plan": "network.plan",
     "Posterior": "posteriors",
     "PosteriorError": "errors",
+    "Predictions": "predictive.predictions",
     "PropagaussError": "errors",
     "Regressor": "predictive.regressor",
     "Streamlined": "network.streamlined",
@@ -54,6 +59,7 @@ _HOMES = {
     "from_laplace": "posteriors",
     "from_swag": "posteriors",
     "linearise": "engines.linearise",
+    "load": "predictive.loading",
     "load_posterior": "posteriors",
     "rule": "rules",
     "streamline": "engines.streamline",
@@ -61,6 +67,7 @@ _HOMES = {
 _MODULES = ("baselines", "links", "metrics", "tasks")
 
 __all__ = [
+    "BinaryClassifier",
     "Classifier",
     "DiagonalPosterior",
     "FullPosterior",
@@ -71,6 +78,7 @@ __all__ = [
     "Plan",
     "Posterior",
     "PosteriorError",
+    "Predictions",
     "PropagaussError",
     "Regressor",
     "Streamlined",
@@ -83,6 +91,7 @@ __all__ = [
     "from_swag",
     "linearise",
     "links",
+    "load",
     "load_posterior",
     "metrics",
     "rule",

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Exponential, Normal, Poisson
+from torch.distributions import Bernoulli, Categorical, Distribution, Exponential, Normal, Poisson
 
 from propagauss.likelihoods import (
+    BernoulliLikelihood,
     CategoricalLikelihood,
     ExponentialLikelihood,
     GaussianLikelihood,
@@ -42,6 +43,7 @@ CASES = {
     "classification": Case(
         CategoricalLikelihood("monte_carlo", samples=1 << 14), lambda f: Categorical(logits=f), outputs=4
     ),
+    "binary": Case(BernoulliLikelihood("quadrature"), lambda f: Bernoulli(logits=f)),
     "regression": Case(GaussianLikelihood(torch.ones(())), lambda f: Normal(f, 1.0)),
     "poisson": Case(PoissonLikelihood(), lambda f: Poisson(f.exp())),
     "exponential": Case(ExponentialLikelihood(), lambda f: Exponential(f.exp()), fisher=True),

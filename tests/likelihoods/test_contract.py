@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Bernoulli, Categorical
 from torch.func import functional_call, jacrev
 
 from likelihoods.cases import CASES, Case
-from propagauss import DiagonalPosterior, Gaussian, InputError, fit_laplace, streamline
+from propagauss import DiagonalPosterior, Gaussian, fit_laplace, streamline
 from propagauss.likelihoods import LIKELIHOODS, CategoricalLikelihood
 from propagauss.likelihoods.registry import LikelihoodName
 from propagauss.predict import predict
@@ -22,6 +23,7 @@ from propagauss.predictive.predictor import Predictor
 
 torch.set_num_threads(1)
 F64 = torch.float64
+CLASSES = (Categorical, Bernoulli)
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -144,16 +146,30 @@ def test_without_variance_it_is_the_likelihood_itself(case: Case):
 
 
 @cases
-def test_parts_of_the_variance_add_up(case: Case):
+def test_parts_add_up(case: Case):
+    """To the variance, or to the entropy of classes; without variance of the latent, nothing is epistemic."""
     latent = random_latent(case)
-    if case.likelihood.name == "classification":
-        with pytest.raises(InputError, match="cannot be decomposed"):
-            case.likelihood.decompose(latent)
-        return
-    epistemic, aleatoric = case.likelihood.decompose(latent)
-    torch.testing.assert_close(epistemic + aleatoric, case.likelihood.predictive(latent).variance)
+    parts, predictive = case.likelihood.decompose(latent), case.likelihood.predictive(latent)
+    classes = isinstance(predictive, CLASSES)
+    torch.testing.assert_close(parts.total, predictive.entropy() if classes else predictive.variance)
     certain = case.likelihood.decompose(Gaussian(latent.mean, torch.zeros_like(latent.mean)))
-    assert (certain.epistemic == 0).all() and (epistemic > 0).all()
+    assert (certain.epistemic <= 1e-14).all() and (certain.epistemic >= 0).all() and (parts.epistemic > 0).all()
+
+
+@cases
+def test_summary_says_the_same(case: Case):
+    latent = random_latent(case)
+    found, parts, predictive = (
+        f(latent) for f in (case.likelihood.summary, case.likelihood.decompose, case.likelihood.predictive)
+    )
+    if isinstance(predictive, CLASSES):
+        own = {"probabilities": predictive.probs, "prediction": predictive.mode.long(), "entropy": predictive.entropy()}
+    else:
+        own = {"mean": predictive.mean, "stddev": predictive.stddev}
+    expected = own | {"epistemic": parts.epistemic, "aleatoric": parts.aleatoric}
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
 
 
 # -- calibration
@@ -201,7 +217,8 @@ def test_exported_and_streamed(case: Case, tmp_path: Path):
     np.save(tmp_path / "x.npy", x.numpy())
     predict(path, tmp_path / "x.npy", tmp_path / "out.parquet", progress=False)
     table = pq.read_table(tmp_path / "out.parquet")
-    assert table.column_names[1 : 1 + len(case.likelihood.columns)] == list(case.likelihood.columns)
+    made = [n for n in table.column_names[1:] if n.rpartition("_")[0] not in expected and "probability" not in n]
+    assert list(dict.fromkeys(n.rstrip("_0123456789") for n in made)) == list(case.likelihood.columns)
     for name, value in expected.items():
         name = "probability" if name == "probabilities" else name
         column = torch.tensor(np.stack([table[f"{name}_{i}"].to_numpy() for i in range(case.outputs)], 1))

@@ -3,7 +3,8 @@
 To add one (poisson.py is the example):
 
 1. Write a file with a frozen dataclass that derives from `Likelihood`: its `name`, and the methods that base.py leaves
-   open (`loss` and `root` for the fit, `predictive` and `log_predictive` for predictors and calibration, `exported`).
+   open (`loss` and `root` for the fit, `predictive`, `log_predictive` and `decompose` for predictors and calibration,
+   `exported`).
    The other methods have defaults for one output per target; override those that do not suit, such as `matched` and
    `targets`, which check what users give.
 2. Name it in registry.py: `fit_laplace(..., likelihood=name)` then takes it. `Predictor(net, YourLikelihood())`, in
@@ -13,6 +14,7 @@ To add one (poisson.py is the example):
 """
 
 from propagauss.likelihoods.base import Decomposition, Likelihood, Moments
+from propagauss.likelihoods.bernoulli import BernoulliLikelihood
 from propagauss.likelihoods.categorical import CategoricalLikelihood
 from propagauss.likelihoods.exponential import ExponentialLikelihood
 from propagauss.likelihoods.gaussian import GaussianLikelihood
@@ -21,6 +23,7 @@ from propagauss.likelihoods.registry import LIKELIHOODS
 
 __all__ = [
     "LIKELIHOODS",
+    "BernoulliLikelihood",
     "CategoricalLikelihood",
     "Decomposition",
     "ExponentialLikelihood",

@@ -57,10 +57,15 @@ class Held(NamedTuple):
 
 
 class Decomposition(NamedTuple):
-    """Variances that add up to that of the prediction."""
+    """Two parts of the uncertainty of a prediction: variances that add up to its own or, for classes, entropies."""
 
     epistemic: Tensor  # of the latent: from not knowing the weights
     aleatoric: Tensor  # of the noise: remains however much data there is
+
+    @property
+    def total(self) -> Tensor:
+        """Variance of the prediction, or its entropy."""
+        return self.epistemic + self.aleatoric
 
 
 class Free(NamedTuple):
@@ -82,6 +87,7 @@ class Likelihood(abc.ABC):
     name: ClassVar[str]  # as `fit_laplace` and exported files call it
     noisy: ClassVar[bool] = False  # whether `log p = -loss / σ² - n log(σ √2π)` with a `σ` that the fit may choose
     pointwise: ClassVar[bool] = True  # whether each target depends on one output alone, so that batches can be joined
+    normal: ClassVar[bool] = False  # whether the predictive is a normal distribution, so that intervals follow from it
     columns: ClassVar[Mapping[str, str]] = {}  # what `propagauss predict` adds: {column: "argmax" or "entropy" of ...}
 
     # -- the fit: at one value of the output
@@ -130,9 +136,17 @@ class Likelihood(abc.ABC):
         """What of the latent `log_predictive` asks for."""
         return Moments(latent.mean, latent.variance)
 
+    @abc.abstractmethod
     def decompose(self, latent: Gaussian) -> Decomposition:
-        """The variance of the prediction by origin, each in the shape of the mean."""
-        raise InputError(f"the variance of a prediction cannot be decomposed for likelihood='{self.name}'")
+        """The variance of the prediction by origin, each in the shape of the mean; for classes its entropy."""
+
+    def summary(self, latent: Gaussian) -> dict[str, Tensor]:
+        """What a data set of predictions is made of: `mean`, `stddev` and its parts `epistemic` and `aleatoric`.
+
+        For classes `probabilities`, `prediction`, `entropy` and its parts.
+        """
+        parts = self.decompose(latent)
+        return {"mean": self.predictive(latent).mean, "stddev": parts.total.sqrt()} | parts._asdict()
 
     # -- calibration: on held-out data
 

@@ -17,7 +17,8 @@ from propagauss.checks import kind, positive, seed, whole
 from propagauss.errors import InputError, nearest
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, check_labels
-from propagauss.likelihoods.base import Free, Held, Likelihood, Moments, Root, last_dimension
+from propagauss.likelihoods.base import Decomposition, Free, Held, Likelihood, Moments, Root, last_dimension
+from propagauss.likelihoods.information import entropy_of, information
 from propagauss.likelihoods.links import LINKS, MOST_SAMPLES, Link, categorical, monte_carlo, shared
 
 
@@ -27,7 +28,7 @@ class CategoricalLikelihood(Likelihood):
 
     Args:
         link: a name in `links.LINKS`.
-        samples, seed: the draws of the "monte_carlo" link.
+        samples, seed: the draws of the "monte_carlo" link, and of the mutual information in `decompose`.
         temperature: divides the log-probabilities that the link gave, which are then normalised again.
     """
 
@@ -103,6 +104,21 @@ class CategoricalLikelihood(Likelihood):
                 "with two classes or more: give a model with one logit a second one that is always zero"
             )
         return self._probabilities(self.moments(latent))
+
+    def decompose(self, latent: Gaussian) -> Decomposition:
+        """The entropy of each prediction by origin: the mutual information of class and latent, and the rest.
+
+        The mutual information is taken over fixed draws of the logits, with their covariance where there is one.
+        """
+        entropy = entropy_of(self.log_probs(latent))
+        # a link is no integral, so that its entropy may be below
+        epistemic = information(latent, self.samples, self.seed, float(self.temperature)).minimum(entropy)
+        return Decomposition(epistemic, entropy - epistemic)
+
+    def summary(self, latent: Gaussian) -> dict[str, Tensor]:
+        log_probs, parts = self.log_probs(latent), self.decompose(latent)
+        own = {"probabilities": log_probs.exp(), "prediction": log_probs.argmax(-1), "entropy": parts.total}
+        return own | parts._asdict()
 
     def log_predictive(self, moments: Moments, y: Tensor) -> Tensor:
         return -pick(self._probabilities(moments), y)

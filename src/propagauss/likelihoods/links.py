@@ -64,6 +64,12 @@ def monte_carlo(mean: Tensor, covariance: Tensor, samples: int = 512, seed: int 
     draws. Bad for hundreds of classes with
     variances far above 1, where single draws dominate. Memory is `samples` times that of the mean.
     """
+    moved = mean + deviations(mean, covariance, samples, seed)
+    return torch.logsumexp(moved.log_softmax(-1), 0) - math.log(moved.shape[0])
+
+
+def deviations(mean: Tensor, covariance: Tensor, samples: int, seed: int) -> Tensor:
+    """`R z_s`, `R Rᵀ = C`, for fixed draws `z_s` and their negatives: `[S, ..., C]`."""
     matrix = _is_covariance(mean, covariance)
     samples, seed = whole(samples, "samples", 2, MOST_SAMPLES), checked_seed(seed)
     # antithetic pairs keep the gradient right where the variance vanishes; the slack keeps it finite there
@@ -74,11 +80,9 @@ def monte_carlo(mean: Tensor, covariance: Tensor, samples: int = 512, seed: int 
         identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
         # singular covariances need a nudge: as much rounding as a Gaussian is allowed to have
         root = _root(covariance + slack * (1 + 1e3 * largest) * identity)
-        deviation = torch.einsum("...ij,sj->s...i", root, draws)
-    else:
-        draws = draws.reshape(draws.shape[0], *[1] * (mean.dim() - 1), draws.shape[1])
-        deviation = draws * (covariance + slack).sqrt()
-    return torch.logsumexp((mean + deviation).log_softmax(-1), 0) - math.log(deviation.shape[0])
+        return torch.einsum("...ij,sj->s...i", root, draws)
+    draws = draws.reshape(draws.shape[0], *[1] * (mean.dim() - 1), draws.shape[1])
+    return draws * (covariance + slack).sqrt()
 
 
 def bridge(mean: Tensor, covariance: Tensor) -> Tensor:

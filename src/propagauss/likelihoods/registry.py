@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 from propagauss.likelihoods.base import Likelihood
+from propagauss.likelihoods.bernoulli import BernoulliLikelihood
 from propagauss.likelihoods.categorical import CategoricalLikelihood
 from propagauss.likelihoods.exponential import ExponentialLikelihood
 from propagauss.likelihoods.gaussian import GaussianLikelihood
 from propagauss.likelihoods.poisson import PoissonLikelihood
 
-LikelihoodName = Literal["classification", "regression", "poisson", "exponential"]
-LIKELIHOODS: dict[str, type[Likelihood]] = {
-    c.name: c for c in (CategoricalLikelihood, GaussianLikelihood, PoissonLikelihood, ExponentialLikelihood)
-}
+LikelihoodName = Literal["classification", "binary", "regression", "poisson", "exponential"]
+_CLASSES: tuple[type[Likelihood], ...] = (
+    CategoricalLikelihood,
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    PoissonLikelihood,
+    ExponentialLikelihood,
+)
+LIKELIHOODS: dict[str, type[Likelihood]] = {each.name: each for each in _CLASSES}

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, as_tensor, batches, call, check_labels, device_of, explained
+from propagauss.inputs import as_latent, as_tensor, batches, call, check_labels, device_of, explained, taken_by
 from propagauss.likelihoods.base import Free, Held, Likelihood, Moments
 from propagauss.likelihoods.categorical import pick
 
@@ -161,7 +161,7 @@ def _fit_together(nlpd: Callable[[Tensor, Tensor], Tensor], free: Free, start: f
 def fit_temperature(model: Any, loader: Iterable[Any], start: float, progress: bool = True) -> FitReport:
     """`argmin_T mean -log softmax(logits / T)[y]`; `model` maps inputs to logits."""
     cached = []
-    for x, y in batches(loader, device_of(model), "caching logits" if progress else None):
+    for x, y in batches(loader, taken_by(model), device_of(model), "caching logits" if progress else None):
         with torch.no_grad(), explained(model, x):
             logits = _finite(as_tensor(call(model, x)))
         cached.append((_double(logits), check_labels(y, logits.shape[:-1], logits.shape[-1]).cpu()))
@@ -198,7 +198,7 @@ def _report(name: str, nlpd: Callable[[float], float], start: float, points: int
 
 
 def _latents(net: Any, loader: Iterable[Any], progress: bool) -> Iterable[tuple[Gaussian, Tensor]]:
-    for x, y in batches(loader, device_of(net), "caching latents" if progress else None):
+    for x, y in batches(loader, taken_by(net), device_of(net), "caching latents" if progress else None):
         with torch.no_grad():
             latent = check_finite(as_latent(call(net, x)), x)
         yield latent, y

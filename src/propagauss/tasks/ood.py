@@ -21,9 +21,9 @@ from propagauss.checks import floating, kind, positive, tensor, whole
 from propagauss.checks import seed as checked_seed
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, batches, device_of
-from propagauss.likelihoods.base import last_dimension
-from propagauss.likelihoods.links import MOST_SAMPLES, _draws
+from propagauss.inputs import as_latent, device_of, input_batches, taken_by
+from propagauss.likelihoods.information import information
+from propagauss.likelihoods.links import MOST_SAMPLES
 from propagauss.predictive.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -77,16 +77,16 @@ def scores(net: Any, data: Any, samples: int = 512, seed: int = 0) -> Scores:
     Args:
         net: a `pg.Classifier`, or a net that maps inputs to a Gaussian over logits (then with the probit link). Entropy
             and maximum probability are those of the classifier; the other two are of its latent, whatever the link.
-        data: one batch (a tensor, or a tuple or dict of inputs), or an iterable of `(x, y)` pairs such as a
-            `DataLoader`, of which only `x` is used.
+        data: one batch (a tensor, or a tuple or dict of inputs), or an iterable of batches such as a `DataLoader`, with
+            or without targets, which are not used.
         samples, seed: the draws behind the mutual information (see `mutual_information`).
     """
     classifier = net if isinstance(net, Classifier) else Classifier(net)
     samples, seed = whole(samples, "samples", 2, MOST_SAMPLES), checked_seed(seed)
     if isinstance(data, (Tensor, tuple, Mapping)):
         return _scores_of_batch(classifier, data, samples, seed)
-    pairs = batches(data, device_of(classifier.net))
-    return Scores.cat([_scores_of_batch(classifier, x, samples, seed) for x, _ in pairs])
+    inputs = input_batches(data, taken_by(classifier.net), device_of(classifier.net))
+    return Scores.cat([_scores_of_batch(classifier, x, samples, seed) for x in inputs])
 
 
 def _scores_of_batch(classifier: Classifier, x: Any, samples: int, seed: int) -> Scores:
@@ -136,49 +136,7 @@ def mutual_information(latent: Gaussian, samples: int = 512, seed: int = 0) -> T
         shape = tuple(latent.mean.shape)
         raise InputError(f"the latent has shape {shape}; [batch, ..., classes] with two classes is needed")
     samples, seed = whole(samples, "samples", 2, MOST_SAMPLES), checked_seed(seed)
-    chosen = latent.chosen
-    if chosen is None:
-        return _information(latent.mean.double(), last_dimension(latent).double(), samples, seed)
-    share = latent.mean.double().softmax(-1).gather(-1, chosen.index).sum(-1)
-    return share * _information(chosen.mean.double(), chosen.covariance.double(), samples, seed)
-
-
-def _information(mean: Tensor, covariance: Tensor, samples: int, seed: int) -> Tensor:
-    if mean.shape[-1] == 2:
-        return _binary_information(mean, covariance)
-    shape, classes = mean.shape[:-1], mean.shape[-1]
-    mean, covariance = mean.reshape(-1, classes), covariance.reshape(-1, *covariance.shape[len(shape) :])
-    chunk = max(1, _BUDGET // (samples * classes))
-    draws = _draws(samples, classes, seed).to(mean)
-    parts = [_sampled_information(m, c, draws) for m, c in zip(mean.split(chunk), covariance.split(chunk), strict=True)]
-    return torch.cat(parts).reshape(shape)
-
-
-def _sampled_information(mean: Tensor, covariance: Tensor, draws: Tensor) -> Tensor:
-    if covariance.dim() > mean.dim():
-        values, vectors = torch.linalg.eigh(covariance)
-        deviation = torch.einsum("nij,sj->sni", vectors * values.clamp(min=0).sqrt().unsqueeze(-2), draws)
-    else:
-        deviation = draws.unsqueeze(1) * covariance.clamp(min=0).sqrt()
-    return from_samples(mean + deviation).mutual_information  # type: ignore[return-value]
-
-
-def _binary_information(mean: Tensor, covariance: Tensor) -> Tensor:
-    """Over `d = f_1 - f_0`: the trapezoidal rule on nine standard deviations either side, which converges fast."""
-    variance = covariance if covariance.dim() == mean.dim() else covariance.diagonal(dim1=-2, dim2=-1)
-    total = variance.sum(-1)
-    if covariance.dim() > mean.dim():
-        total = total - 2 * covariance[..., 0, 1]
-    nodes = torch.linspace(-9, 9, 1001, dtype=mean.dtype, device=mean.device)
-    weights = torch.softmax(-0.5 * nodes.square(), 0)
-    difference = (mean[..., 1] - mean[..., 0]).unsqueeze(-1) + total.clamp(min=0).sqrt().unsqueeze(-1) * nodes
-    p = (weights * difference.sigmoid()).sum(-1)
-    inner = (weights * _binary_entropy(difference.sigmoid())).sum(-1)
-    return (_binary_entropy(p) - inner).clamp(min=0)
-
-
-def _binary_entropy(p: Tensor) -> Tensor:
-    return -torch.xlogy(p, p) - torch.xlogy(1 - p, 1 - p)
+    return information(latent.to(torch.float64), samples, seed)
 
 
 # -- how well they work

@@ -49,7 +49,12 @@ LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
         ([(X, torch.full((6, 3), math.nan))], "regression", "the loss is nan"),
         ([(X * math.inf, LABELS)], "classification", "outputs of the model are not finite"),
         ([X], "classification", r"must yield \(x, y\)"),
-        ([{"x": X, "labels": LABELS}], "classification", r"yield \(inputs, labels\)"),
+        (
+            [{"x": X, "labels": LABELS}],
+            "classification",
+            r"takes forward\(.*, but .* hold x: name the",
+        ),
+        ([{"x": X}], "classification", r"without 'labels' \(x\).*yield \(inputs, labels\)"),
     ],
 )
 def test_bad_data(data, likelihood, message):
@@ -61,7 +66,7 @@ def test_bad_data(data, likelihood, message):
     ("options", "message"),
     [
         ({"structure": "kron"}, "structure is 'kron'; it must be 'diagonal', 'kronecker' or 'full'"),
-        ({"likelihood": "probit"}, "likelihood is 'probit'; it must be 'classification', 'regression',"),
+        ({"likelihood": "probit"}, "likelihood is 'probit'; it must be 'classification', 'binary',"),
         ({"likelihood": "poisson", "noise": 0.3}, "poisson has none"),
         ({"prior_precision": 0.0}, "prior_precision is .* must be a positive number"),
         ({"prior_precision": "gridsearch"}, "prior_precision is .* must be a positive number"),

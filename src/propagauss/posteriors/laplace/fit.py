@@ -23,7 +23,7 @@ from propagauss.alone import ALONE
 from propagauss.checks import choice, number
 from propagauss.checks import patterns as names_of
 from propagauss.errors import InputError, nearest
-from propagauss.inputs import as_model, batches, check_eval
+from propagauss.inputs import as_model, batches, check_eval, taken_by
 from propagauss.likelihoods.base import Likelihood
 from propagauss.likelihoods.registry import LIKELIHOODS, LikelihoodName
 from propagauss.posteriors.base import Posterior
@@ -46,7 +46,7 @@ AUTOMATIC = "marginal_likelihood"
 def fit_laplace(
     model: nn.Module,
     loader: Iterable[Any],
-    likelihood: LikelihoodName = "classification",
+    likelihood: LikelihoodName | Likelihood = "classification",
     structure: Literal["diagonal", "kronecker", "full"] = "diagonal",
     parameters: str | Sequence[str] = "*",
     prior_precision: float | Literal["marginal_likelihood"] = AUTOMATIC,
@@ -63,9 +63,12 @@ def fit_laplace(
         model: trained, in evaluation mode. It returns a tensor (or an object with `.logits`): `[B, C]` logits for
             classification, `[B]` or `[B, K]` values for regression, or logarithms of rates for counts.
         loader: yields `(x, y)` with all the training data, once; `x` is a tensor, a tuple for `model(*x)` or a dict for
-            `model(**x)`; `y` holds class indices `[B]`, or values in the shape of the output.
-        likelihood: "classification" (cross-entropy), "regression" (Gaussian noise, the same for all outputs),
-            "poisson" (counts; the model gives log rates) or "exponential" (waiting times; the same).
+            `model(**x)`; `y` holds class indices `[B]`, or values in the shape of the output. Batches `(x1, x2, y)` and
+            dictionaries with `labels` (Hugging Face) are taken as well.
+        likelihood: "classification" (cross-entropy), "binary" (one logit for each yes or no), "regression" (Gaussian
+            noise, the same for all outputs), "poisson" (counts; the model gives log rates) or "exponential" (waiting
+            times; the same); or one of `propagauss.likelihoods` with options of its own, such as
+            `BernoulliLikelihood(positive_weight=3.0)`.
         structure: "diagonal" and "full" are exact; "kronecker" is KFAC, with a pair of factors for each weight of a
             linear layer or convolution and a factor for each bias; all else stays deterministic, with a warning.
         parameters: glob pattern or patterns of the names to be random, as in `model.named_parameters()`. Those with
@@ -81,7 +84,8 @@ def fit_laplace(
     """
     with torch.inference_mode(False), Ranks.of(distributed) as ranks:
         with ranks.together(), ALONE:  # another thread may have exchanged the parameters
-            delta, sigma = _check_options(likelihood, structure, prior_precision, noise)
+            named = _likelihood(likelihood)
+            delta, sigma = _check_options(named, structure, prior_precision, noise)
             model = as_model(model)
             check_eval(model)
             check_parts(loader, ranks)
@@ -89,11 +93,11 @@ def fit_laplace(
             curvature = STRUCTURES[structure](forward)
             checksums = fingerprint(model) if ranks.group is not None else {}
         if ranks.group is not None:
-            options = {"likelihood": likelihood, "structure": structure, "prior_precision": delta, "noise": sigma}
+            options = {"likelihood": named.name, "structure": structure, "prior_precision": delta, "noise": sigma}
             ranks.require_same(options | {"parameters": forward.chosen}, "call fit_laplace alike on all ranks")
             ranks.require_same(checksums, "load the same checkpoint on all ranks, or broadcast it from one")
         with ranks.together():
-            mine = _accumulate(curvature, loader, LIKELIHOODS[likelihood](), progress and ranks.rank == 0)
+            mine = _accumulate(curvature, loader, named, progress and ranks.rank == 0)
         curvature.merge(ranks)
         loss, targets, samples = (sum(parts) for parts in zip(*ranks.gather(mine), strict=True))
         with ranks.together():
@@ -107,22 +111,25 @@ def fit_laplace(
             best = evidence.maximise(delta, sigma)
         delta, sigma = ranks.gather(best)[0]
         posterior = curvature.posterior(delta, sigma).bind(forward.parameters)
-    posterior.details = {"prior_precision": delta} | ({"noise": sigma} if LIKELIHOODS[likelihood].noisy else {})
+    posterior.details = {"prior_precision": delta} | ({"noise": sigma} if named.noisy else {})
     posterior.details["log_marginal_likelihood"] = evidence.log_marginal_likelihood(delta, sigma)
     return posterior
 
 
+def _likelihood(given: str | Likelihood) -> Likelihood:
+    return given if isinstance(given, Likelihood) else LIKELIHOODS[choice(given, "likelihood", LIKELIHOODS)]()
+
+
 def _check_options(
-    likelihood: str, structure: str, prior_precision: float | str, noise: float | str
+    likelihood: Likelihood, structure: str, prior_precision: float | str, noise: float | str
 ) -> tuple[float | None, float | None]:
     """`δ` and `σ`, None for what is to be chosen."""
     choice(structure, "structure", STRUCTURES)
-    choice(likelihood, "likelihood", LIKELIHOODS)
     noisy = [name for name, each in LIKELIHOODS.items() if each.noisy]
     automatic = isinstance(noise, str) and noise == AUTOMATIC
-    if likelihood not in noisy and not automatic:
-        raise InputError(f"noise= is for likelihood={' or '.join(map(repr, noisy))}; {likelihood} has none")
-    sigma = _positive(noise, "noise") if likelihood in noisy else 1.0
+    if not likelihood.noisy and not automatic:
+        raise InputError(f"noise= is for likelihood={' or '.join(map(repr, noisy))}; {likelihood.name} has none")
+    sigma = _positive(noise, "noise") if likelihood.noisy else 1.0
     return _positive(prior_precision, "prior_precision"), sigma
 
 
@@ -199,7 +206,7 @@ def _accumulate(
     forward, loss, targets, samples = curvature.forward, 0.0, 0, 0
     device = forward.parameters[forward.chosen[0]].device
     with torch.enable_grad():
-        pairs = batches(loader, progress="Laplace" if progress else None, empty=True)
+        pairs = batches(loader, taken_by(forward.model), progress="Laplace" if progress else None, empty=True)
         for i, (x, y) in enumerate(pairs):
             if y.shape[0] == 0:
                 continue

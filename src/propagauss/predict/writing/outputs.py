@@ -37,7 +37,17 @@ def _entropy(p: np.ndarray) -> np.ndarray:
     return -np.sum(q * np.log(np.where(q > 0, q, 1.0)), axis=-1).astype(p.dtype)
 
 
-DERIVED = {"argmax": _argmax, "entropy": _entropy}
+def _round(p: np.ndarray) -> np.ndarray:
+    """Of a yes or no: 1 if it is more probable than not."""
+    return (p > 0.5).astype(np.int32)
+
+
+def _binary_entropy(p: np.ndarray) -> np.ndarray:
+    """Of a yes or no, in nats."""
+    return _entropy(np.stack([p.astype(np.float64), 1 - p.astype(np.float64)], axis=-1)).astype(p.dtype)
+
+
+DERIVED = {"argmax": _argmax, "entropy": _entropy, "round": _round, "binary_entropy": _binary_entropy}
 
 
 def finite(found: Arrays, rows: int) -> np.ndarray:
