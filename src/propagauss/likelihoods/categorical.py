@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -17,7 +16,16 @@ from propagauss.checks import kind, positive, seed, whole
 from propagauss.errors import InputError, nearest
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, check_labels
-from propagauss.likelihoods.base import Decomposition, Free, Held, Likelihood, Moments, Root, last_dimension
+from propagauss.likelihoods.base import (
+    Decomposition,
+    Free,
+    Held,
+    Likelihood,
+    Moments,
+    Root,
+    free_temperature,
+    last_dimension,
+)
 from propagauss.likelihoods.information import entropy_of, information
 from propagauss.likelihoods.links import LINKS, MOST_SAMPLES, Link, categorical, monte_carlo, shared
 
@@ -153,25 +161,13 @@ class CategoricalLikelihood(Likelihood):
         return y.numel()
 
     def free(self, data: Sequence[Held]) -> Free:
-        """The temperature; what the link gives does not depend on it.
-
-        With a latent variance it stays above a quarter, or a quarter of what it is without one if that is below 1. A
-        smaller one would multiply logits again that were divided by large standard deviations, and undo the link.
-        """
+        """The temperature; what the link gives does not depend on it."""
 
         def at_scale(scale: float) -> Callable[[Tensor], list[Tensor]]:
             linked = [(self._linked_of(moments.scaled(scale)), y) for moments, y in data]
             return lambda t: [-pick(tempered(log_probs, t), y) for log_probs, y in linked]
 
-        low, high = math.log(1e-6), math.log(1e6)
-        return Free(
-            "temperature",
-            [(low, high)],
-            lambda scale: torch.ones((), dtype=torch.float64),
-            lambda t: replace(self, temperature=t),
-            at_scale,
-            lambda plain: [(max(low, math.log(min(1.0, plain.item()) / 4)), high)],
-        )
+        return free_temperature(lambda t: replace(self, temperature=t), at_scale)
 
     # -- the export
 

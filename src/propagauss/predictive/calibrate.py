@@ -26,7 +26,7 @@ import torch
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
-from propagauss.likelihoods.base import Likelihood
+from propagauss.likelihoods.base import Free, Likelihood
 from propagauss.predictive.calibration import FitReport, HeldOut, cache
 
 TOLERANCE = 1.0
@@ -35,6 +35,7 @@ NOTHING = 1e-6  # a difference in NLPD that nobody will notice
 STEADY = 1e-7  # if no loss changes by more than this over a factor of ten, the limit is reached
 ALIKE = 1e-3  # losses that differ by less are those of the same predictions
 CLOSE = 1.05  # two scales that are told apart no further
+COARSE = 2.0  # the same, to compare many predictors
 
 T = TypeVar("T", bound=Likelihood)
 
@@ -83,16 +84,18 @@ def calibrate(
     return report, fitted
 
 
-def calibrated(held: HeldOut, likelihood: T, start: float, tolerance: float) -> tuple[Calibration, T]:
-    """As `calibrate`, from cached latents, and without warnings."""
+def calibrated(
+    held: HeldOut, likelihood: T, start: float, tolerance: float, close: float = CLOSE
+) -> tuple[Calibration, T]:
+    """As `calibrate`, from cached latents, and without warnings; scales within a factor of `close` count as one."""
     trials = Trials(held, likelihood)
     plain = trials.plain
     highest = _highest(held)
     if highest is None:  # there is no variance that could be scaled
         best = chosen = replace(plain, scale=start)
     else:
-        best = _best(trials, highest)
-        chosen = _largest(trials, best, max(1.0, best.scale), tolerance)
+        best = _best(trials, highest, close)
+        chosen = _largest(trials, best, max(1.0, best.scale), tolerance, close)
     own = {} if chosen.numbers is None else {trials.name: chosen.numbers}
     report = Calibration(
         "scale",
@@ -175,19 +178,18 @@ class Trials:
         free = self._free
         if free is None:
             return Trial(scale, None, self._losses(_densities(self._held, self._likelihood, scale)))
-        if free.at_scale is not None:
-            densities = free.at_scale(scale)
-        else:
-
-            def densities(numbers: Tensor) -> list[Tensor]:
-                return _densities(self._held, free.replaced(numbers), scale)
-
+        densities = self._densities_at(scale, free)
         starts = [free.guess(scale)]
         if self._known:
             near = min(self._known, key=lambda s: abs(math.log(s / scale)))
             starts += [n for n in (self._known[near].numbers,) if n is not None]
         numbers = _minimise(lambda values: self._nlpd(densities(values)), starts, self._bounds)
         return Trial(scale, numbers, self._losses(densities(numbers)))
+
+    def _densities_at(self, scale: float, free: Free) -> Callable[[Tensor], list[Tensor]]:
+        if free.at_scale is not None:
+            return free.at_scale(scale)
+        return lambda numbers: _densities(self._held, free.replaced(numbers), scale)
 
     def _nlpd(self, densities: list[Tensor]) -> Tensor:
         return -torch.stack([each.sum() for each in densities]).sum() / self._held.targets
@@ -230,7 +232,7 @@ def paired(losses: Tensor, others: Tensor) -> tuple[float, float]:
     return (mean, error) if math.isfinite(mean) and math.isfinite(error) else (math.inf, 0.0)
 
 
-def _best(trials: Trials, highest: float) -> Trial:
+def _best(trials: Trials, highest: float, close: float) -> Trial:
     """The scale of least NLPD: a step per decade, outwards from 1 to where nothing changes, then a finer search."""
     start = min(1.0, highest)
     for factor, end in ((0.1, LOWEST), (10.0, highest)):
@@ -243,14 +245,14 @@ def _best(trials: Trials, highest: float) -> Trial:
                 break
     best = min(trials.known, key=lambda trial: trial.nlpd)
     bracket = [math.log(min(max(best.scale * f, LOWEST), highest)) for f in (0.1, 10.0)]
-    settings: Any = {"bounds": bracket, "method": "bounded", "options": {"xatol": 0.02}}
+    settings: Any = {"bounds": bracket, "method": "bounded", "options": {"xatol": math.log(close) / 2}}
     if best.scale > 2 * LOWEST:
         minimize_scalar(lambda t: trials.at(math.exp(t)).nlpd, **settings)
     # a tie goes to the posterior's own scale: a bridge without variance to speak of, for one, does not see any
     return min(trials.known, key=lambda trial: (round(trial.nlpd, 10), abs(math.log(trial.scale))))
 
 
-def _largest(trials: Trials, best: Trial, most: float, tolerance: float) -> Trial:
+def _largest(trials: Trials, best: Trial, most: float, tolerance: float, close: float) -> Trial:
     """The largest scale up to `most` that the data do not tell from the best, or not by enough."""
 
     def allowed(trial: Trial) -> bool:
@@ -261,7 +263,7 @@ def _largest(trials: Trials, best: Trial, most: float, tolerance: float) -> Tria
     good = max((t for t in tried if allowed(t)), key=lambda t: t.scale, default=best)
     above = [t.scale for t in tried if t.scale > good.scale]
     end = min(above, default=good.scale)
-    while end / good.scale > CLOSE:
+    while end / good.scale > close:
         middle = trials.at(math.sqrt(end * good.scale))
         good, end = (middle, end) if allowed(middle) else (good, middle.scale)
     return good

@@ -98,16 +98,25 @@ class HeldOut(NamedTuple):
     targets: int
     dtype: torch.dtype  # of the latents themselves
 
+    @staticmethod
+    def of(batches: list[Held], likelihood: Likelihood, dtype: torch.dtype) -> HeldOut:
+        points, targets = sum(likelihood.points(y) for _, y in batches), sum(y.numel() for _, y in batches)
+        return HeldOut(batches, points, targets, dtype)
+
 
 def cache(net: Any, loader: Iterable[Any], likelihood: Likelihood, progress: bool) -> HeldOut:
     """Run the net over the data once."""
+    return held_out(latents(net, loader, progress), likelihood)
+
+
+def held_out(pairs: Iterable[tuple[Gaussian, Tensor]], likelihood: Likelihood) -> HeldOut:
+    """Latents and targets, as the likelihood asks for them."""
     found: list[Held] = []
     dtype = torch.float64
-    for latent, y in _latents(net, loader, progress):
+    for latent, y in pairs:
         targets, dtype = likelihood.targets(y.to(latent.device), latent.shape), latent.dtype
         found.append(Held(likelihood.moments(latent).map(_double), targets.detach().cpu()))
-    points, targets = sum(likelihood.points(y) for _, y in found), sum(y.numel() for _, y in found)
-    return HeldOut(_joined(found, math.inf if likelihood.pointwise else TOGETHER), points, targets, dtype)
+    return HeldOut.of(_joined(found, math.inf if likelihood.pointwise else TOGETHER), likelihood, dtype)
 
 
 def _joined(found: list[Held], most: float) -> list[Held]:
@@ -197,7 +206,8 @@ def _report(name: str, nlpd: Callable[[float], float], start: float, points: int
     return FitReport(name, start, best, nlpd(start), nlpd(best), points)
 
 
-def _latents(net: Any, loader: Iterable[Any], progress: bool) -> Iterable[tuple[Gaussian, Tensor]]:
+def latents(net: Any, loader: Iterable[Any], progress: bool) -> Iterable[tuple[Gaussian, Tensor]]:
+    """The latents of a net for the batches of a loader, finite, and their targets."""
     for x, y in batches(loader, taken_by(net), device_of(net), "caching latents" if progress else None):
         with torch.no_grad():
             latent = check_finite(as_latent(call(net, x)), x)
