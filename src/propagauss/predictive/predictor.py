@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from propagauss.checks import flag, positive, whole
+from propagauss.checks import flag, number, positive, whole
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, as_net, call, device_of, dtype_of, input_batches, taken_by
 from propagauss.likelihoods import LIKELIHOODS, Decomposition, Likelihood
 from propagauss.network.unpickled import Unpickled
+from propagauss.predictive.calibrate import TOLERANCE, calibrate
 from propagauss.predictive.calibration import FitReport, check_finite, fit_scale
 from propagauss.predictive.export import export, save
 from propagauss.predictive.predictions import Predictions
@@ -31,7 +32,7 @@ class Predictor(Unpickled, nn.Module):
     Args:
         net: maps inputs to a Gaussian over what the likelihood takes.
         likelihood: as in `propagauss.likelihoods`; `Classifier` and `Regressor` make their own.
-        scale: multiplies the latent covariance; see `fit_scale`.
+        scale: multiplies the latent covariance; see `calibrate` and `fit_scale`.
 
     Calling it returns a distribution. Inputs go to the net as they are: a tensor, or a tuple or dict of them.
     """
@@ -118,6 +119,28 @@ class Predictor(Unpickled, nn.Module):
         self.fit_report, _ = fit_scale(self.net, loader, self.likelihood, self.scale, progress=progress)
         self.scale = self.fit_report.after
         return self
+
+    def calibrate(self, validation: Iterable[Any], tolerance: float = TOLERANCE, progress: bool = True) -> Self:
+        """Set `scale` and what the likelihood has to fit (temperature, noise) on the `(x, y)` batches of held-out data.
+
+        For every scale, the numbers of the likelihood are those of least NLPD. Of all scales up to the posterior's own,
+        or the best one if that is larger, the largest is taken whose NLPD is within `tolerance` standard errors of the
+        least, paired over the data points. So the plain model with a temperature is always among the candidates, and
+        the variance of the posterior is kept wherever the data do not speak against it. `fit_report` says what was
+        chosen, and why.
+
+        Args:
+            tolerance: 0 for the least NLPD on these data; more keeps more of the epistemic variance.
+        """
+        tolerance = number(tolerance, "tolerance", "a number that is not negative", lambda v: v >= 0)
+        self.fit_report, fitted = calibrate(self.net, validation, self.likelihood, self.scale, tolerance, progress)
+        self.scale = self.fit_report.after
+        self._adopt(fitted)
+        return self
+
+    def _adopt(self, likelihood: Any) -> None:
+        """Keep a likelihood whose numbers were fitted; what is a buffer is saved with the module."""
+        self._likelihood = likelihood
 
     def export(self, path: str | os.PathLike[str], *, covariance: bool = False) -> Path:
         """Write the predictor as a torch.export archive (`.pt2`) or an ONNX graph (`.onnx`); returns the path.
