@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from propagauss.predictive.predictions import Predictions
     from propagauss.predictive.regressor import Regressor
     from propagauss.rules import rule
+    from propagauss.tuning.tune import tune
 
 _HOMES = {
     "BinaryClassifier": "predictive.binary",
@@ -63,6 +64,7 @@ _HOMES = {
     "load_posterior": "posteriors",
     "rule": "rules",
     "streamline": "engines.streamline",
+    "tune": "tuning.tune",
 }
 _MODULES = ("baselines", "links", "metrics", "tasks")
 
@@ -97,6 +99,7 @@ __all__ = [
     "rule",
     "streamline",
     "tasks",
+    "tune",
 ]
 
 
