@@ -156,6 +156,8 @@ def test_tensors_that_cannot_be_read(place: str, kind: str, t: SimpleNamespace) 
 NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
     "Classifier scale": lambda t, v: pg.Classifier(t.net, scale=v),
     "Regressor scale": lambda t, v: setattr(pg.Regressor(t.net), "scale", v),
+    "BinaryClassifier temperature": lambda t, v: pg.BinaryClassifier(t.net, temperature=v),
+    "HeteroscedasticRegressor noise_factor": lambda t, v: pg.HeteroscedasticRegressor(t.net, noise_factor=v),
     "fit_laplace prior_precision": lambda t, v: pg.fit_laplace(t.model, [(X, Y)], prior_precision=v),
     "fit_laplace noise": lambda t, v: pg.fit_laplace(t.model, [(X, TARGETS)], "regression", noise=v),
     "KroneckerPosterior prior_precision": lambda t, v: pg.KroneckerPosterior({"a": (EYE,)}, prior_precision=v),
@@ -226,6 +228,7 @@ MODELS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a class": (lambda t: nn.Linear, "nn.Module, but is the class Linear: make one"),
     "a function": (lambda t: lambda x: x, "nn.Module, but is a function"),
     "a state dict": (lambda t: t.model.state_dict(), "nn.Module, but is"),
+    "a trainer": (lambda t: SimpleNamespace(model=t.model), r"nn.Module, but is .*: give its \.model, in evaluation"),
     "DataParallel": (lambda t: nn.DataParallel(t.model), r"DataParallel: give the model inside, model\.module"),
     "scripted": (lambda t: torch.jit.script(t.model), "ScriptModule.*nn.Module that it was made from"),
     "traced": (lambda t: torch.jit.trace(t.model, X), "ScriptModule.*nn.Module that it was made from"),
@@ -365,6 +368,17 @@ add(
     ("export nowhere", lambda t: t.classifier.export(t.folder / "no" / "m.pt2"), "there is no folder .*make it"),
     ("export a long name", lambda t: t.classifier.export(t.folder / ("a" * 300 + ".pt2")), "cannot write .*too long"),
     ("export flag", lambda t: t.classifier.export(t.folder / "m.pt2", covariance="full"), "covariance is 'full'"),
+)
+add(
+    "BinaryClassifier",
+    ("link", lambda t: pg.BinaryClassifier(t.net, "mean_field"), "no link 'mean_field'.*probit, quadrature"),
+    ("a model", lambda t: pg.BinaryClassifier(t.model)(X), "net returned a tensor.*pg.streamline"),
+    ("labels", lambda t: pg.BinaryClassifier(t.net).fit_scale([(X, 2 * TARGETS)]), "labels of 0 and 1"),
+)
+add(
+    "HeteroscedasticRegressor",
+    ("a model", lambda t: pg.HeteroscedasticRegressor(t.model)(X), "net returned a tensor.*pg.streamline"),
+    ("shape", lambda t: pg.HeteroscedasticRegressor(lambda x: pg.Gaussian(x, x**2))(X), r"needs outputs \[\.\.\., 2\]"),
 )
 add(
     "Regressor",
@@ -663,7 +677,7 @@ def test_names_and_files_in_every_form(t: SimpleNamespace, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "noise", [None, 0, [0.1, 0.2], (0.1, 0.2), np.array([0.1, 0.2]), V, V.bfloat16(), Y[:2], nn.Parameter(V)], ids=str
+    "noise", [0, [0.1, 0.2], (0.1, 0.2), np.array([0.1, 0.2]), V, V.bfloat16(), Y[:2], nn.Parameter(V)], ids=str
 )
 def test_noises(noise: Any, t: SimpleNamespace) -> None:
     assert pg.Regressor(t.net, noise)(X).mean.shape == (4, 2)
@@ -689,6 +703,23 @@ def test_loaders_in_every_form(loader: Callable[[], Any], t: SimpleNamespace) ->
     found = pg.fit_laplace(t.model, loader(), prior_precision=1.0)
     torch.testing.assert_close(found.to_dense(), expected.to_dense())
     baselines.TemperatureScaling(t.model).fit(loader(), progress=False)
+
+
+class Started(DataLoader[Any]):
+    """Counts how often it is started, which may start processes and always draws a random number."""
+
+    count = 0
+
+    def __iter__(self) -> Any:
+        self.count += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("place", TAKES_LOADER)
+def test_a_loader_is_started_once(place: str, t: SimpleNamespace) -> None:
+    loader = Started(TensorDataset(X, Y), batch_size=2)
+    TAKES_LOADER[place](t, loader)
+    assert loader.count == 1
 
 
 def test_a_compiled_model_is_the_model_inside(t: SimpleNamespace) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from propagauss.predictive.binary import BinaryClassifier
     from propagauss.predictive.classifier import Classifier
+    from propagauss.predictive.heteroscedastic import HeteroscedasticRegressor
     from propagauss.predictive.loading import load
     from propagauss.predictive.predictions import Predictions
     from propagauss.predictive.regressor import Regressor
@@ -44,6 +45,7 @@ _HOMES = {
     "DiagonalPosterior": "posteriors",
     "FullPosterior": "posteriors",
     "Gaussian": "gaussian",
+    "HeteroscedasticRegressor": "predictive.heteroscedastic",
     "InputError": "errors",
     "KroneckerPosterior": "posteriors",
     "LowRankPosterior": "posteriors",
@@ -74,6 +76,7 @@ __all__ = [
     "DiagonalPosterior",
     "FullPosterior",
     "Gaussian",
+    "HeteroscedasticRegressor",
     "InputError",
     "KroneckerPosterior",
     "LowRankPosterior",

@@ -316,7 +316,7 @@ def test_targets_without_the_output_dimension():
         ([(torch.zeros(3, 4), torch.zeros(3, 2, dtype=torch.bool))], 1.0, "real numbers"),
         ([(torch.zeros(3, 4), torch.full((3, 2), math.nan))], 1.0, "not finite"),
         ([(torch.zeros(3, 4), torch.zeros(3, 2))], torch.ones(3), "3 noise levels"),
-        ([(torch.full((3, 4), -math.inf).nan_to_num(neginf=-200.0), torch.zeros(3, 2))], None, "variance is zero"),
+        ([(torch.full((3, 4), -math.inf).nan_to_num(neginf=-200.0), torch.zeros(3, 2))], 0.0, "variance is zero"),
     ],
 )
 def test_bad_regression_data(batches, noise, message):

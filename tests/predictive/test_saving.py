@@ -83,6 +83,7 @@ CASES: dict[str, tuple[Callable[[], Predictor], Any]] = {
     "chosen variances": (lambda: pg.Classifier(linearised(outputs=2, covariance="diagonal")), X),
     "regressor": (lambda: pg.Regressor(streamlined(), noise=0.1, scale=2.0), X),
     "several noises": (lambda: pg.Regressor(linearised(), noise=SEVERAL), X),
+    "yes or no": (lambda: pg.BinaryClassifier(streamlined(), link="quadrature", temperature=1.7), X),
     "counts": (lambda: Predictor(streamlined(), PoissonLikelihood(), scale=0.5), X),
     "times": (lambda: Predictor(streamlined(), ExponentialLikelihood()), X),
     "plain model": (lambda: pg.Classifier(pg.streamline(MODEL, None, X[:2])), X),
@@ -117,7 +118,7 @@ def test_the_same_predictor(case: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found, expected)
     found, expected = loaded(x), predictor(x)
     assert type(found) is type(expected)
-    for name in ("probs",) if isinstance(predictor, pg.Classifier) else ("mean", "stddev"):
+    for name in ("probs",) if isinstance(predictor, pg.Classifier) else ("mean", "variance"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name))
     for part, other in zip(loaded.decompose(x), predictor.decompose(x), strict=True):
         torch.testing.assert_close(part, other)

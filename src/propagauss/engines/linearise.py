@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
 from propagauss.alone import ALONE
 from propagauss.checks import choice as one_of
-from propagauss.engines.arguments import as_source, bound, check_example
+from propagauss.engines.arguments import as_source, bound, check_example, fitted_noise
 from propagauss.errors import UnsupportedOpError
 from propagauss.inputs import explained
 from propagauss.network.linearised import Linearised
@@ -62,6 +62,7 @@ def linearise(
     with ALONE:
         net = _linearised(model, bound(model, posterior), example, wanted, covariance == "full", output)
     net.settings = {"outputs": outputs, "covariance": covariance, "output": output}
+    net.noise = fitted_noise(posterior)
     return net
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
 from propagauss.alone import ALONE
 from propagauss.checks import choice, flag, number
-from propagauss.engines.arguments import as_source, bound, check_example
+from propagauss.engines.arguments import as_source, bound, check_example, fitted_noise
 from propagauss.errors import InputError
 from propagauss.inputs import as_call
 from propagauss.network.streamlined import Streamlined
@@ -78,6 +78,7 @@ def streamline(
     with ALONE:
         net = _rewritten(model, bound(model, posterior), example, options, output, check)
     net.settings = {**vars(options), "output": output, "variance_tolerance": tolerance}
+    net.noise = fitted_noise(posterior)
     return compress(net, net.leaves(example), tolerance) if tolerance else net
 
 

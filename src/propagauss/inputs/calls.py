@@ -45,6 +45,8 @@ def as_model(model: Any, what: str = "the model", scripted: bool = False) -> nn.
     model = getattr(model, "_orig_mod", model)
     if not isinstance(model, nn.Module):
         made = ": make one, as in model = Net()" if isinstance(model, type) else ""
+        if isinstance(getattr(model, "model", None), nn.Module):  # a Trainer, say
+            made = ": give its .model, in evaluation mode"
         raise InputError(f"{what} must be an nn.Module, but is {kind(model)}{made}")
     if isinstance(model, DataParallel | DistributedDataParallel):
         raise InputError(f"{what} is in {type(model).__name__}: give the model inside, model.module")

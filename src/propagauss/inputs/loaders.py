@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, IterableDataset
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from propagauss.checks import kind, tensor
 from propagauss.errors import InputError

@@ -18,6 +18,7 @@ from propagauss.likelihoods.bernoulli import BernoulliLikelihood
 from propagauss.likelihoods.categorical import CategoricalLikelihood
 from propagauss.likelihoods.exponential import ExponentialLikelihood
 from propagauss.likelihoods.gaussian import GaussianLikelihood
+from propagauss.likelihoods.heteroscedastic import HeteroscedasticLikelihood
 from propagauss.likelihoods.poisson import PoissonLikelihood
 from propagauss.likelihoods.registry import LIKELIHOODS
 
@@ -28,6 +29,7 @@ __all__ = [
     "Decomposition",
     "ExponentialLikelihood",
     "GaussianLikelihood",
+    "HeteroscedasticLikelihood",
     "Likelihood",
     "Moments",
     "PoissonLikelihood",

@@ -183,6 +183,10 @@ class Likelihood(abc.ABC):
         """How many data points targets from `targets` are."""
         return len(y)
 
+    def count(self, y: Tensor) -> int:
+        """How many target values targets from `targets` hold: an NLPD is a mean over them."""
+        return y.numel()
+
     def check(self, moments: Moments) -> None:
         """Refuse moments for which there is no predictive density."""
         return None

@@ -23,8 +23,8 @@ class GaussianLikelihood(Likelihood):
     """`p(y | f) = N(y; f, σ²)`; over the latent it is `N(y; m, v + σ²)`, exactly.
 
     Args:
-        noise: `σ`, one number or one per output (the last dimension); see `standard_deviation`. The fit starts at 1 and
-            has its own.
+        noise: `σ`, one number or one per output (the last dimension); see `standard_deviation`. NaN is one that is not
+            known, with which nothing can be predicted. The fit starts at 1 and has its own.
     """
 
     noise: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
@@ -58,6 +58,8 @@ class GaussianLikelihood(Likelihood):
 
     def decompose(self, latent: Gaussian) -> Decomposition:
         noise = self.noise.to(latent.device, latent.dtype)
+        if not torch.compiler.is_compiling():
+            self._check_known()
         check_noise(noise, latent.shape)
         return Decomposition(latent.variance, noise.square().expand(latent.shape))
 
@@ -66,20 +68,28 @@ class GaussianLikelihood(Likelihood):
 
     # -- calibration
 
+    def _check_known(self) -> None:
+        if self.noise.isnan().any():
+            raise InputError(
+                "the noise of the observations is not known, as the posterior of this net was not fitted with "
+                "likelihood='regression': give Regressor(net, noise=...), or call fit_scale(loader, fit_noise=True)"
+            )
+
     def check(self, moments: Moments) -> None:
+        self._check_known()
         if self.noise.any():
             check_noise(self.noise, moments.mean.shape)
         check_positive(self._total(moments))
 
     def free(self, data: Sequence[Held]) -> Free:
-        """The noise, in the form it has; one per output if it is zero.
+        """The noise, in the form it has; one per output if it is zero or not known.
 
         It is told apart from the scale only by how the latent variance differs between points: where it hardly does,
         the sum is well determined and the two numbers are not.
         """
         ((moments, y),) = data
         error, variance = (y - moments.mean).square(), moments.covariance
-        if self.noise.any():
+        if self.noise.nan_to_num().any():
             check_noise(self.noise, error.shape)
             form = self.noise.shape
         else:
@@ -103,16 +113,17 @@ class GaussianLikelihood(Likelihood):
         return {"mean": latent.mean, "variance": epistemic + aleatoric, "epistemic_variance": epistemic}
 
     def details(self) -> dict[str, Any]:
+        self._check_known()
         return {"noise": self.noise.tolist()}
 
 
 def standard_deviation(noise: Any) -> Tensor:
-    """A noise as users give it, as a tensor of its own; None is zero, no noise."""
+    """A noise as users give it, as a tensor of its own."""
     need = "it must be a standard deviation, or one per output, none negative"
     if isinstance(noise, Tensor) and tensor(noise, "noise").is_floating_point():
         noise = noise.detach().to("cpu", torch.float64)  # NumPy knows no bfloat16
     try:
-        given = np.asarray(0.0 if noise is None else noise)
+        given = np.asarray(noise)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"noise is {kind(noise)}; {need}") from error
     if given.dtype.kind not in "iuf" or given.ndim > 1 or not given.size:

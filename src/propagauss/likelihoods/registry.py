@@ -9,13 +9,15 @@ from propagauss.likelihoods.bernoulli import BernoulliLikelihood
 from propagauss.likelihoods.categorical import CategoricalLikelihood
 from propagauss.likelihoods.exponential import ExponentialLikelihood
 from propagauss.likelihoods.gaussian import GaussianLikelihood
+from propagauss.likelihoods.heteroscedastic import HeteroscedasticLikelihood
 from propagauss.likelihoods.poisson import PoissonLikelihood
 
-LikelihoodName = Literal["classification", "binary", "regression", "poisson", "exponential"]
+LikelihoodName = Literal["classification", "binary", "regression", "heteroscedastic", "poisson", "exponential"]
 _CLASSES: tuple[type[Likelihood], ...] = (
     CategoricalLikelihood,
     BernoulliLikelihood,
     GaussianLikelihood,
+    HeteroscedasticLikelihood,
     PoissonLikelihood,
     ExponentialLikelihood,
 )

@@ -13,6 +13,7 @@ from propagauss.checks import kind, tensor
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.inputs import Takes, as_call
+from propagauss.network.code import read_directly
 from propagauss.network.plan import Plan
 from propagauss.network.unpickled import Unpickled
 from propagauss.nodes import depends, hint, is_open
@@ -77,15 +78,18 @@ class Streamlined(Unpickled, nn.Module):
     Every floating-point output of the model becomes a Gaussian (of zero variance where nothing random reaches it), in
     the structure the model returns. `net.plan` says what happens at each op, `net.code` is the generated forward, and
     `net.settings` are the options it was made with: `streamline(model, posterior, example, **net.settings)`.
+    `net.noise` is the standard deviation of the observations that its posterior was fitted with, None if there is none.
     """
 
     word = "streamlined"
 
     def __init__(self, body: fx.GraphModule, plan: Plan, traced: Traced):
         super().__init__()
+        read_directly(body)
         self.body = body
         self.plan = plan
         self.settings: dict[str, Any] = {}
+        self.noise: float | None = None
         self._in_spec = traced.in_spec
         self._out_spec = traced.out_spec
         self.slots = _slots(traced)

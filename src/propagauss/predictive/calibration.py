@@ -100,7 +100,7 @@ class HeldOut(NamedTuple):
 
     @staticmethod
     def of(batches: list[Held], likelihood: Likelihood, dtype: torch.dtype) -> HeldOut:
-        points, targets = sum(likelihood.points(y) for _, y in batches), sum(y.numel() for _, y in batches)
+        points, targets = (sum(count(y) for _, y in batches) for count in (likelihood.points, likelihood.count))
         return HeldOut(batches, points, targets, dtype)
 
 

@@ -12,7 +12,7 @@ from torch.distributions import Categorical
 
 from propagauss.checks import positive
 from propagauss.gaussian import Gaussian
-from propagauss.likelihoods.categorical import CategoricalLikelihood
+from propagauss.likelihoods.categorical import IGNORED, CategoricalLikelihood
 from propagauss.predictive.predictor import Predictor
 
 
@@ -20,14 +20,17 @@ class Classifier(Predictor):
     """`p(y | x) = E[softmax(f)_y]`, `f ~ N(mean, scale · covariance)`, the expectation approximated by a link.
 
     Args:
-        net: maps inputs to a Gaussian over logits, `[batch, ..., classes]`.
+        net: maps inputs to a Gaussian over logits: `[B, C]`, `[B, T, C]`, or with the classes in `class_dim`.
         link: "probit" (the paper), "mean_field", "monte_carlo" or "bridge"; `propagauss.links` says when each is bad.
         scale: multiplies the latent covariance; see `calibrate` and `fit_scale`.
         samples, seed: the draws of the "monte_carlo" link.
         temperature: divides the log-probabilities that the link gave, which are then normalised again; see `calibrate`.
+        class_dim: which dimension of the logits holds the classes, such as 1 for `[B, C, H, W]`. None is the last one,
+            for logits of up to three dimensions; with more, there must be a number.
+        ignore_index: labels of this value are skipped when the scale is fitted.
 
-    Calling it returns a `Categorical`; `log_probs` is the same as a tensor. Inputs go to the net as they are: a tensor,
-    or a tuple or dict of them.
+    Calling it returns a `Categorical`; `log_probs` is the same as a tensor. Both have the classes last. Inputs go to
+    the net as they are: a tensor, or a tuple or dict of them.
 
     Of a net that was linearised with `outputs=`, the chosen classes share the probability that the plain softmax gives
     to them together, dealt out by the link; the others keep theirs.
@@ -44,8 +47,12 @@ class Classifier(Predictor):
         samples: int = 512,
         seed: int = 0,
         temperature: float = 1.0,
+        *,
+        class_dim: int | None = None,
+        ignore_index: int = IGNORED,
     ):
-        super().__init__(net, CategoricalLikelihood(link, samples, seed), scale)
+        likelihood = CategoricalLikelihood(link, samples, seed, class_dim=class_dim, ignore_index=ignore_index)
+        super().__init__(net, likelihood, scale)
         self.register_buffer("class_temperature", torch.ones((), dtype=torch.float64))
         self.temperature = temperature
 

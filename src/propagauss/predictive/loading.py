@@ -17,12 +17,17 @@ from propagauss.likelihoods import LIKELIHOODS, Likelihood
 from propagauss.network.saved import Saved, is_latent
 from propagauss.predictive import archive
 from propagauss.predictive.archive import Refused, State
+from propagauss.predictive.binary import BinaryClassifier
 from propagauss.predictive.classifier import Classifier
 from propagauss.predictive.export import sizes_of
 from propagauss.predictive.predictor import Predictor
 from propagauss.predictive.regressor import Regressor
 
-DOORS: dict[str, type[Predictor]] = {"classification": Classifier, "regression": Regressor}  # by likelihood
+DOORS: dict[str, type[Predictor]] = {  # by likelihood
+    "classification": Classifier,
+    "binary": BinaryClassifier,
+    "regression": Regressor,
+}
 
 
 def load(path: str | os.PathLike[str]) -> Predictor:

@@ -1,6 +1,7 @@
 """How good predictions are: a few pure functions.
 
-Class probabilities come as a `Categorical` or as a tensor `[..., classes]`; labels are class indices `[...]`.
+Class probabilities come as a `Categorical` or as a tensor `[..., classes]`; labels are class indices `[...]`, of which
+those of -100 are skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from propagauss.checks import floating as real
 from propagauss.checks import kind, number, tensor, whole
 from propagauss.errors import InputError
 from propagauss.inputs import check_labels, check_targets
-from propagauss.likelihoods.categorical import pick
+from propagauss.likelihoods.categorical import IGNORED, pick
 
 
 def nlpd(predictive: Distribution | Tensor, target: Tensor) -> float:
@@ -33,7 +34,7 @@ def nlpd(predictive: Distribution | Tensor, target: Tensor) -> float:
             raise InputError(
                 "nlpd takes log-probabilities or a distribution: use logits.log_softmax(-1) or probs.log()"
             )
-        return pick(log_probs, _labels(target, log_probs)).double().mean().item()
+        return pick(*_judged(log_probs, target)).double().mean().item()
     shape = predictive.batch_shape + predictive.event_shape
     target = check_targets(target, shape)
     _check_some(target)
@@ -49,7 +50,8 @@ def rmse(predictive: Distribution | Tensor, target: Tensor) -> float:
 def accuracy(predictive: Categorical | Tensor, labels: Tensor) -> float:
     """Share of points whose most probable class is the label; a tensor may hold any scores."""
     scores = _not_nan(_real(predictive.logits if isinstance(predictive, Categorical) else predictive))
-    return (scores.argmax(-1) == _labels(labels, scores)).double().mean().item()
+    scores, labels = _judged(scores, labels)
+    return (scores.argmax(-1) == labels).double().mean().item()
 
 
 def ece(predictive: Categorical | Tensor, labels: Tensor, bins: int = 15) -> float:
@@ -59,9 +61,9 @@ def ece(predictive: Categorical | Tensor, labels: Tensor, bins: int = 15) -> flo
     points per bin it is well above zero for calibrated predictions too.
     """
     bins = whole(bins, "bins", 1)
-    probs = _probs(predictive)
+    probs, labels = _judged(_probs(predictive), labels)
     confidence, top = probs.max(-1)
-    gap = (top == _labels(labels, probs)).double() - confidence
+    gap = (top == labels).double() - confidence
     index = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (lower, upper]
     sums = gap.new_zeros(bins).index_add_(0, index.flatten(), gap.flatten())
     return (sums.abs().sum() / gap.numel()).item()
@@ -69,8 +71,8 @@ def ece(predictive: Categorical | Tensor, labels: Tensor, bins: int = 15) -> flo
 
 def brier(predictive: Categorical | Tensor, labels: Tensor) -> float:
     """`mean Σ_c (p_c - [y = c])²`, between 0 and 2."""
-    probs = _probs(predictive)
-    truth = torch.zeros_like(probs).scatter_(-1, _labels(labels, probs).unsqueeze(-1), 1.0)
+    probs, labels = _judged(_probs(predictive), labels)
+    truth = torch.zeros_like(probs).scatter_(-1, labels.unsqueeze(-1), 1.0)
     return (probs - truth).square().sum(-1).mean().item()
 
 
@@ -172,8 +174,13 @@ def _probs(predictive: Categorical | Tensor) -> Tensor:
     return probs
 
 
-def _labels(labels: Tensor, predictions: Tensor) -> Tensor:
-    return check_labels(labels, predictions.shape[:-1], predictions.shape[-1]).to(predictions.device)
+def _judged(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Predictions `[N, classes]` and labels `[N]`, without those that are skipped."""
+    skipped = tensor(labels, "the tensor of labels") == IGNORED
+    found = check_labels(labels.masked_fill(skipped, 0), predictions.shape[:-1], predictions.shape[-1])
+    counted = ~skipped.reshape(found.shape).to(predictions.device)
+    _check_some(counted.nonzero())
+    return predictions[counted], found.to(predictions.device)[counted]
 
 
 def _real(predictions: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Self
 
@@ -11,6 +12,8 @@ from torch.distributions import MultivariateNormal, Normal
 
 from propagauss.checks import flag
 from propagauss.likelihoods.gaussian import GaussianLikelihood, standard_deviation
+from propagauss.network.streamlined import Streamlined
+from propagauss.posteriors.base import Posterior
 from propagauss.predictive.calibration import fit_scale
 from propagauss.predictive.predictor import Predictor
 
@@ -20,7 +23,8 @@ class Regressor(Predictor):
 
     Args:
         net: maps inputs to a Gaussian, `[batch, ..., outputs]`.
-        noise: standard deviation of the observations, one number or one per output; None is no noise, until
+        noise: standard deviation of the observations, one number or one per output. None is the one that the posterior
+            of the net was fitted with; if there is none, predictions are refused until
             `fit_scale(loader, fit_noise=True)` finds it (one per output).
         scale: multiplies the latent variance; see `fit_scale`.
 
@@ -31,7 +35,10 @@ class Regressor(Predictor):
 
     def __init__(self, net: Any, noise: float | Tensor | None = None, scale: float = 1.0):
         super().__init__(net, GaussianLikelihood(), scale)
-        self.register_buffer("noise_stddev", standard_deviation(noise))
+        if noise is None:
+            noise = _fitted_noise(net)
+        unknown = torch.full((), math.nan, dtype=torch.float64)
+        self.register_buffer("noise_stddev", unknown if noise is None else standard_deviation(noise))
 
     @property
     def likelihood(self) -> GaussianLikelihood:
@@ -40,7 +47,7 @@ class Regressor(Predictor):
 
     @property
     def noise(self) -> float | Tensor:
-        """Standard deviation of the observations: a number, or `[outputs]`."""
+        """Standard deviation of the observations: a number, or `[outputs]`; NaN if it is not known."""
         return self.noise_stddev.clone() if self.noise_stddev.dim() else float(self.noise_stddev)
 
     def forward(self, *x: Any, **named: Any) -> Normal:
@@ -55,12 +62,11 @@ class Regressor(Predictor):
     def fit_scale(self, loader: Iterable[Any], fit_noise: bool = False, progress: bool = True) -> Self:
         """Set `scale`, and `noise` if asked, to the minimiser of the mean NLPD over the `(x, y)` batches of `loader`.
 
-        With `fit_noise`, `noise` keeps its form: one number, or one per output (as it also is if none was given).
+        With `fit_noise`, `noise` keeps its form: one number, or one per output (as it also is if none was known).
         `fit_report` says what was done.
         """
         fit_noise = flag(fit_noise, "fit_noise")
-        likelihood = self.likelihood if self.noise_stddev.any() else GaussianLikelihood()
-        self.fit_report, fitted = fit_scale(self.net, loader, likelihood, self.scale, fit_noise, progress)
+        self.fit_report, fitted = fit_scale(self.net, loader, self.likelihood, self.scale, fit_noise, progress)
         self.scale = self.fit_report.after
         if fit_noise:
             self._adopt(fitted)
@@ -70,5 +76,13 @@ class Regressor(Predictor):
         self.noise_stddev = likelihood.noise.to(self.noise_stddev)
 
     def extra_repr(self) -> str:
-        noise = ", ".join(f"{n:.4g}" for n in self.noise_stddev.flatten().tolist())
+        noise = ", ".join("unknown" if math.isnan(n) else f"{n:.4g}" for n in self.noise_stddev.flatten().tolist())
         return f"noise={f'[{noise}]' if self.noise_stddev.dim() else noise}, {super().extra_repr()}"
+
+
+def _fitted_noise(net: Any) -> float | None:
+    """The noise that the posterior of a net, or of a baseline, was fitted with."""
+    if isinstance(net, Streamlined):
+        return net.noise
+    posterior = getattr(net, "posterior", None)
+    return posterior.details.get("noise") if isinstance(posterior, Posterior) else None

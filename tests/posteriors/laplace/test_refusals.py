@@ -83,7 +83,7 @@ def test_bad_options(options, message):
 def test_unusable_models():
     with pytest.raises(InputError, match="returns a tuple"):
         fit_laplace(nn.LSTM(4, 3).eval(), [(X, LABELS)])
-    with pytest.raises(InputError, match="two logits"):
+    with pytest.raises(InputError, match="use likelihood='binary'"):
         fit_laplace(nn.Linear(4, 1).eval(), [(X, LABELS)])
     mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double()).eval()
     with pytest.raises(InputError, match="mixed dtypes"):

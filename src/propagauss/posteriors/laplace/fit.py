@@ -27,6 +27,7 @@ from propagauss.inputs import as_model, batches, check_eval, taken_by
 from propagauss.likelihoods.base import Likelihood
 from propagauss.likelihoods.registry import LIKELIHOODS, LikelihoodName
 from propagauss.posteriors.base import Posterior
+from propagauss.posteriors.fingerprint import fingerprint as weights_of
 from propagauss.posteriors.laplace.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
 from propagauss.posteriors.laplace.evidence import Evidence
 from propagauss.posteriors.laplace.gradients import Batch, Forward
@@ -61,14 +62,16 @@ def fit_laplace(
 
     Args:
         model: trained, in evaluation mode. It returns a tensor (or an object with `.logits`): `[B, C]` logits for
-            classification, `[B]` or `[B, K]` values for regression, or logarithms of rates for counts.
+            classification (`[B, T, C]` for tokens, `[B, C, H, W]` for images: the labels' shape tells which), `[B]` or
+            `[B, K]` values for regression, or logarithms of rates for counts.
         loader: yields `(x, y)` with all the training data, once; `x` is a tensor, a tuple for `model(*x)` or a dict for
-            `model(**x)`; `y` holds class indices `[B]`, or values in the shape of the output. Batches `(x1, x2, y)` and
-            dictionaries with `labels` (Hugging Face) are taken as well.
+            `model(**x)`; `y` holds class indices (`[B]`, `[B, T]`, `[B, H, W]`; those of -100 are skipped), or values
+            in the shape of the output. Batches `(x1, x2, y)` and dictionaries with `labels`
+            (Hugging Face) are taken as well.
         likelihood: "classification" (cross-entropy), "binary" (one logit for each yes or no), "regression" (Gaussian
-            noise, the same for all outputs), "poisson" (counts; the model gives log rates) or "exponential" (waiting
-            times; the same); or one of `propagauss.likelihoods` with options of its own, such as
-            `BernoulliLikelihood(positive_weight=3.0)`.
+            noise, the same for all outputs), "heteroscedastic" (the model gives `[..., 2]`: mean and log variance),
+            "poisson" (counts; the model gives log rates) or "exponential" (waiting times; the same); or one of
+            `propagauss.likelihoods` with options of its own, such as `BernoulliLikelihood(positive_weight=3.0)`.
         structure: "diagonal" and "full" are exact; "kronecker" is KFAC, with a pair of factors for each weight of a
             linear layer or convolution and a factor for each bias; all else stays deterministic, with a warning.
         parameters: glob pattern or patterns of the names to be random, as in `model.named_parameters()`. Those with
@@ -111,6 +114,7 @@ def fit_laplace(
             best = evidence.maximise(delta, sigma)
         delta, sigma = ranks.gather(best)[0]
         posterior = curvature.posterior(delta, sigma).bind(forward.parameters)
+    posterior.fitted_on = weights_of(forward.parameters)
     posterior.details = {"prior_precision": delta} | ({"noise": sigma} if named.noisy else {})
     posterior.details["log_marginal_likelihood"] = evidence.log_marginal_likelihood(delta, sigma)
     return posterior

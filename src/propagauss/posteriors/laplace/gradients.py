@@ -83,12 +83,16 @@ class Batch:
 
     def pull(self, uses: list[Use]) -> Iterator[list[Tensor]]:
         """For each column, the gradients at the outputs of `uses`: `[rows, G, out / G]`."""
-        columns = self.output.shape[1] if uses and self.output.requires_grad else 0
-        for c in range(columns):
+        for c in self.columns if uses and self.output.requires_grad else ():
             probes = [u.probe for u in uses]
             grads = torch.autograd.grad(self.output, probes, self.column(c), retain_graph=True, allow_unused=True)
             pairs = zip(uses, grads, strict=True)
             yield [u.layer.gradients(torch.zeros_like(u.probe) if g is None else g) for u, g in pairs]
+
+    @cached_property
+    def columns(self) -> list[int]:
+        """The columns that are not zero for all samples, as those of labels that are skipped."""
+        return [c for c in range(self.output.shape[1]) if self.column(c).any()]
 
     @cached_property
     def direct(self) -> dict[str, list[Use]]:
@@ -150,7 +154,7 @@ def per_sample_gradients(batch: Batch, names: list[str]) -> Iterator[dict[str, T
     rest = [n for n in names if n not in batch.direct]
     uses = [u for u in batch.seen.uses if u.weight in direct or u.bias in direct]
     pulled = batch.pull(uses)
-    for c in range(batch.output.shape[1]):
+    for c in batch.columns:
         gradients = next(pulled, [])
         for chunk in batch.chunks(names):
             found = {n: _from_uses(batch, n, uses, gradients, chunk) for n in direct}
