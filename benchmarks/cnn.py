@@ -127,7 +127,7 @@ def _case(batch: int) -> Case:
             error=partial(sd_error, exact, lambda: inputs(16)[8:]),
             error_limit=TOLERANCE,
         ),
-        Method("every parameter, linearised", linearised, limit=EXACT_LIMIT if batch == BATCH else None),
+        Method("every parameter: linearised", linearised, limit=EXACT_LIMIT if batch == BATCH else None),
     ]
     title = f"ResNet-18 for 32 px, batch {batch}; Bayesian:"
     return Case(f"resnet/{batch}", title, partial(inputs, batch), model, methods, PATIENCE)

@@ -10,6 +10,7 @@ from benchmarks.results import ROOT, Report, write
 PAGE = ROOT / "docs" / "benchmarks.md"
 CAPACITY = ROOT / "docs" / "capacity.md"
 README = ROOT / "README.md"
+EXACT = ROOT / "docs" / "how-to" / "exact.md"
 
 
 def update(stored: Report) -> list[Path]:
@@ -17,9 +18,10 @@ def update(stored: Report) -> list[Path]:
     figures = plots.draw(stored)
     marked(PAGE, "benchmarks", report.markdown(stored))
     marked(README, "benchmarks", report.headline(stored))
+    marked(EXACT, "engines", report.engines(stored))
     for name, text in capacity.sections(stored).items():
         marked(CAPACITY, name, text)
-    return [PAGE, README, CAPACITY, *(plots.IMAGES / name for name in figures)]
+    return [PAGE, README, EXACT, CAPACITY, *(plots.IMAGES / name for name in figures)]
 
 
 def marked(page: Path, name: str, text: str) -> None:

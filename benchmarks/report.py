@@ -117,6 +117,36 @@ def _large(report: Report) -> str:
     return markdown_table(("large models: what is Bayesian", "time", "memory"), lines) if lines else ""
 
 
+ENGINES = {
+    "`streamline`": ("streamlined", 'streamlined, covariance="diagonal"'),
+    "`linearise`": ('linearised, covariance="full"', "linearised"),
+    "its memory": (),
+    "Jacobians (`baselines.GLM`)": ("our GLM baseline",),
+    "laplace-torch GLM": ("laplace-torch GLM",),
+    "100 samples": ("our 100 samples",),
+}
+
+
+def engines(report: Report) -> str:
+    """The two engines and their rivals beside each other: one line per model and what is random in it."""
+    lines = []
+    for case, title in report.titles.items():
+        for part in dict.fromkeys(r.method.rpartition(": ")[0] for r in report.rows if r.case == case):
+            rows = [_one_of(report, case, part, methods) for methods in ENGINES.values()]
+            if rows[1] is None:
+                continue
+            rows[0] = rows[0] or report.find(case, part)
+            cells = ["" if r is None or r.ratio is None else times(r.ratio) for r in rows]
+            cells[2] = _memory(rows[1])
+            lines.append([title.removesuffix("; Bayesian:") + (f": {part}" if part else ""), *cells])
+    return markdown_table(["", *ENGINES], lines) if lines else ""
+
+
+def _one_of(report: Report, case: str, part: str, methods: Iterable[str]) -> Row | None:
+    names = [f"{part}: {method}" if part else method for method in methods]
+    return next((row for name in names if (row := report.find(case, name))), None)
+
+
 # -- cells
 
 

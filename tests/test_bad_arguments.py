@@ -228,6 +228,7 @@ MODELS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a class": (lambda t: nn.Linear, "nn.Module, but is the class Linear: make one"),
     "a function": (lambda t: lambda x: x, "nn.Module, but is a function"),
     "a state dict": (lambda t: t.model.state_dict(), "nn.Module, but is"),
+    "a trainer": (lambda t: SimpleNamespace(model=t.model), r"nn.Module, but is .*: give its \.model, in evaluation"),
     "DataParallel": (lambda t: nn.DataParallel(t.model), r"DataParallel: give the model inside, model\.module"),
     "scripted": (lambda t: torch.jit.script(t.model), "ScriptModule.*nn.Module that it was made from"),
     "traced": (lambda t: torch.jit.trace(t.model, X), "ScriptModule.*nn.Module that it was made from"),
@@ -702,6 +703,23 @@ def test_loaders_in_every_form(loader: Callable[[], Any], t: SimpleNamespace) ->
     found = pg.fit_laplace(t.model, loader(), prior_precision=1.0)
     torch.testing.assert_close(found.to_dense(), expected.to_dense())
     baselines.TemperatureScaling(t.model).fit(loader(), progress=False)
+
+
+class Started(DataLoader[Any]):
+    """Counts how often it is started, which may start processes and always draws a random number."""
+
+    count = 0
+
+    def __iter__(self) -> Any:
+        self.count += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("place", TAKES_LOADER)
+def test_a_loader_is_started_once(place: str, t: SimpleNamespace) -> None:
+    loader = Started(TensorDataset(X, Y), batch_size=2)
+    TAKES_LOADER[place](t, loader)
+    assert loader.count == 1
 
 
 def test_a_compiled_model_is_the_model_inside(t: SimpleNamespace) -> None:

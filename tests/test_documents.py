@@ -58,7 +58,8 @@ def test_code_fits_beside_the_navigation():
 def test_the_api_page_has_every_public_name():
     page = (ROOT / "docs" / "api.md").read_text()
     shown = set(re.findall(r"^::: propagauss\.(\S+)$", page, re.M))
-    modules = {"baselines", "links", "metrics", "predict", "tasks.linearity", "tasks.ood", "tasks.sensitivity"}
+    modules = {"baselines", "links", "metrics", "predict", "tasks.linearity", "tasks.ood", "tasks.selective"}
+    modules |= {"tasks.sensitivity"}
     report = {f"tasks.fidelity_report.{name}" for name in ("Fidelity", "Part", "Table")} | {"tasks.fidelity.fidelity"}
     assert shown == (set(propagauss.__all__) - {"__version__", "tasks"}) | modules | report
 

@@ -67,11 +67,12 @@ def nothing_of_the_process_changes() -> Iterator[None]:
 @pytest.mark.parametrize("engine", [pg.streamline, pg.linearise], ids=lambda f: f.__name__)
 def test_both_engines_from_several_threads(engine: Any, shared: bool) -> None:
     models = [mlp()] * THREADS if shared else [mlp() for _ in range(THREADS)]
-    alone = [engine(m, diagonal(m), X)(X) for m in models]
+    posteriors = [diagonal(m) for m in models]  # here: a thread may not read parameters while another traces
+    alone = [engine(m, p, X)(X) for m, p in zip(models, posteriors, strict=True)]
 
     def work(i: int) -> None:
         for _ in range(3):
-            found = engine(models[i], diagonal(models[i]), X)(X)
+            found = engine(models[i], posteriors[i], X)(X)
             torch.testing.assert_close((found.mean, found.variance), (alone[i].mean, alone[i].variance))
             torch.testing.assert_close(models[i](X), found.mean)
 

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
     from propagauss.predictive.binary import BinaryClassifier
     from propagauss.predictive.classifier import Classifier
     from propagauss.predictive.heteroscedastic import HeteroscedasticRegressor
+    from propagauss.predictive.loading import load
+    from propagauss.predictive.predictions import Predictions
     from propagauss.predictive.regressor import Regressor
     from propagauss.rules import rule
+    from propagauss.tuning.tune import tune
 
 _HOMES = {
     "BinaryClassifier": "predictive.binary",
@@ -49,6 +52,7 @@ _HOMES = {
     "Plan": "network.plan",
     "Posterior": "posteriors",
     "PosteriorError": "errors",
+    "Predictions": "predictive.predictions",
     "PropagaussError": "errors",
     "Regressor": "predictive.regressor",
     "Streamlined": "network.streamlined",
@@ -58,9 +62,11 @@ _HOMES = {
     "from_laplace": "posteriors",
     "from_swag": "posteriors",
     "linearise": "engines.linearise",
+    "load": "predictive.loading",
     "load_posterior": "posteriors",
     "rule": "rules",
     "streamline": "engines.streamline",
+    "tune": "tuning.tune",
 }
 _MODULES = ("baselines", "links", "metrics", "tasks")
 
@@ -77,6 +83,7 @@ __all__ = [
     "Plan",
     "Posterior",
     "PosteriorError",
+    "Predictions",
     "PropagaussError",
     "Regressor",
     "Streamlined",
@@ -89,11 +96,13 @@ __all__ = [
     "from_swag",
     "linearise",
     "links",
+    "load",
     "load_posterior",
     "metrics",
     "rule",
     "streamline",
     "tasks",
+    "tune",
 ]
 
 

@@ -176,7 +176,9 @@ def test_ways_to_call(name: str) -> None:
 def test_wrong_inputs_are_named() -> None:
     _, net = make(BY_NAME["BERT"])
     x = tokens(1)
-    with pytest.raises(pg.InputError, match="streamlined for inputs"):
+    with pytest.raises(
+        pg.InputError, match="streamlined for attention_mask= and input_ids=, but was called with input_ids="
+    ):
         net({"input_ids": x["input_ids"]})
     with pytest.raises(pg.InputError, match=r"float32.*int64"):
         net({**x, "attention_mask": x["attention_mask"].float()})

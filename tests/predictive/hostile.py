@@ -81,7 +81,14 @@ def pickled_weight(found: Entries, marker: Path) -> None:
 
 
 def pickled_constant(found: Entries, marker: Path) -> None:
-    changed(found, CONSTANTS, lambda config: next(iter(config["config"].values())).update(use_pickle=True))
+    weight = next(iter(json.loads(found[WEIGHTS])["config"].values()))
+
+    def change(config: Any) -> None:
+        constants = config["config"] or {"mine": weight | {"path_name": "tensor_0"}}  # some programs have none
+        next(iter(constants.values())).update(use_pickle=True)
+        config["config"] = constants
+
+    changed(found, CONSTANTS, change)
     found["data/constants/tensor_0"] = pickled(marker)
 
 

@@ -199,7 +199,7 @@ def test_leaves_gradients_and_the_net_alone():
         ([(torch.zeros(0, 8), torch.zeros(0, dtype=torch.long))], "empty"),
         ([torch.zeros(3, 8)], "pairs"),
         ([(torch.zeros(3, 8), torch.zeros(3), torch.zeros(3))], "pairs"),
-        ([{"x": torch.zeros(3, 8)}], "pairs"),
+        ([{"x": torch.zeros(3, 8)}], "without 'labels'"),
         ([(torch.zeros(3, 8), torch.tensor([0, 1, 4]))], "0 to 3"),
         ([(torch.zeros(3, 8), torch.tensor([0, -1, 2]))], "0 to 3"),
         ([(torch.zeros(3, 8), torch.zeros(3))], "integers"),

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +12,18 @@ from torch import Tensor
 from torch.distributions import Categorical, MultivariateNormal, Normal
 
 from propagauss import InputError
-from propagauss.metrics import accuracy, auroc, brier, ece, nlpd, predictive_entropy, rmse
+from propagauss.metrics import (
+    accuracy,
+    aurc,
+    auroc,
+    brier,
+    coverage_at_risk,
+    ece,
+    nlpd,
+    predictive_entropy,
+    risk_coverage,
+    rmse,
+)
 
 
 def classification(n: int = 500, classes: int = 5, sharpness: float = 2.0) -> tuple[Tensor, Tensor]:
@@ -112,6 +124,49 @@ def test_predictive_entropy():
     )
 
 
+def literal_risks(confidence, correct):
+    """The error rate among the k most confident, for each k, by a loop."""
+    order = sorted(range(len(confidence)), key=lambda i: -confidence[i])  # stable
+    return [sum(not correct[i] for i in order[:k]) / k for k in range(1, len(order) + 1)]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_selective_prediction_against_loops(ties):
+    torch.manual_seed(0)
+    confidence = torch.rand(40, dtype=torch.float64)
+    confidence = (confidence * 5).round() if ties else confidence
+    correct = torch.rand(40) < 0.7
+    risks = literal_risks(confidence.tolist(), correct.tolist())
+    assert aurc(confidence, correct) == pytest.approx(sum(risks) / 40)
+    assert aurc(confidence.numpy(), correct.numpy()) == aurc(confidence.float(), correct.long())
+    torch.testing.assert_close(risk_coverage(confidence, correct).risk, torch.tensor(risks, dtype=torch.float64))
+    for risk in (0.0, 0.1, 0.25, 0.3, 1.0):
+        expected = max((k / 40 for k, r in enumerate(risks, 1) if r <= risk), default=0.0)
+        assert coverage_at_risk(confidence, correct, risk) == pytest.approx(expected)
+
+
+def test_selective_prediction_at_the_ends():
+    confidence = torch.tensor([0.9, 0.8, 0.7, 0.6])
+    assert aurc(confidence, torch.ones(4)) == 0 and coverage_at_risk(confidence, torch.ones(4), 0.0) == 1
+    assert aurc(confidence, torch.zeros(4)) == 1 and coverage_at_risk(confidence, torch.zeros(4), 0.5) == 0
+    right_first, wrong_first = torch.tensor([1, 1, 1, 0]), torch.tensor([0, 1, 1, 1])
+    assert aurc(confidence, right_first) == pytest.approx(1 / 16)
+    assert aurc(confidence, wrong_first) == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
+    assert coverage_at_risk(confidence, wrong_first, 0.25) == 1  # the largest, though fewer have a larger risk
+
+
+def test_ties_keep_the_order_that_was_given():
+    same, correct = torch.ones(3), torch.tensor([1, 0, 0])
+    assert aurc(same, correct) == pytest.approx((0 + 1 / 2 + 2 / 3) / 3)
+    assert aurc(same, correct.flip(0)) == pytest.approx((1 + 1 + 2 / 3) / 3)
+
+
+def test_a_score_without_information_has_the_error_rate():
+    torch.manual_seed(0)
+    correct = torch.rand(20_000) < 0.8
+    assert aurc(torch.rand(20_000), correct) == pytest.approx(0.2, abs=0.02)
+
+
 NONE = torch.zeros(0, 3)
 LABELS = torch.zeros(0, dtype=torch.long)
 
@@ -134,6 +189,14 @@ LABELS = torch.zeros(0, dtype=torch.long)
         (lambda: auroc(torch.tensor([1.0, math.nan]), torch.tensor([0, 1])), "NaN"),
         (lambda: auroc(torch.tensor([1.0, 2.0]), torch.tensor([1, 2])), "0 and 1"),
         (lambda: auroc(torch.ones(2, 1), torch.ones(2)), "shape"),
+        (lambda: aurc(torch.zeros(0), torch.zeros(0)), "empty"),
+        (lambda: aurc(torch.ones(2, 1), torch.ones(2)), "shape"),
+        (lambda: aurc([0.1, 0.2], torch.ones(2)), r"confidences is a list of 2.*torch\.as_tensor"),
+        (lambda: aurc(torch.ones(2), np.array(["a", "b"])), "correct is a NumPy array"),
+        (lambda: aurc(torch.tensor([1.0, math.nan]), torch.ones(2)), "NaN"),
+        (lambda: aurc(torch.ones(2), torch.tensor([1, 2])), "prediction == label"),
+        (lambda: coverage_at_risk(torch.ones(2), torch.ones(2), 2), "risk is 2; it must be an error rate"),
+        (lambda: coverage_at_risk(torch.ones(2), torch.ones(2), "low"), "risk is 'low'"),
     ],
 )
 def test_errors(run, message):

@@ -74,8 +74,11 @@ def jacobian_variances(model: nn.Module, posterior: pg.Posterior, x: Tensor, onl
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "full"])
-@pytest.mark.parametrize("name", MODELS)
+# the engines have tests of their own for every model and structure: what is compared here meets each of them once
+@pytest.mark.parametrize(
+    ("name", "structure"),
+    [("mlp", "diagonal"), ("mlp", "kronecker"), ("mlp", "full"), ("cnn", "kronecker"), ("attention", "full")],
+)
 def test_against_jacobians(name: str, structure: str) -> None:
     model, x = built(name)
     posterior = posterior_of(model, structure)

@@ -151,7 +151,7 @@ def test_torch_export_is_named_when_it_fails(name: str) -> None:
 
 def test_a_missing_output_is_the_whole_message() -> None:
     model = model_of(lambda s, x: {"scores": s.layer(x)}, layer=layer())
-    with pytest.raises(pg.InputError, match=r"^the model returns a dict, which has no 'logits'$"):
+    with pytest.raises(pg.InputError, match=r"^the model returns a dict of 1, which has no 'logits': name .* output=$"):
         pg.streamline(model, small(model), X, output="logits")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_call, as_model
 from propagauss.network.streamlined import Streamlined
 from propagauss.posteriors.base import Posterior, as_posterior
+from propagauss.posteriors.fingerprint import differing
 from propagauss.tracing.trace import flatten
 
 
@@ -25,10 +27,20 @@ def as_source(model: Any) -> nn.Module:
 
 
 def bound(model: nn.Module, posterior: Posterior | None) -> Posterior | None:
-    """The posterior with the shapes of the model's parameters."""
+    """The posterior with the shapes of the model's parameters; a warning if it was fitted on others."""
     if posterior is None:
         return None
-    return as_posterior(posterior).bind({name: p.detach() for name, p in model.named_parameters()})
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    found = as_posterior(posterior).bind(parameters)
+    other = differing(posterior.fitted_on, parameters)
+    if other:
+        listed = ", ".join(f"'{name}'" for name in other[:3]) + (f" and {len(other) - 3} more" if other[3:] else "")
+        warnings.warn(
+            f"the posterior was fitted on other weights: {listed} of the model have changed since, so that its "
+            "covariance belongs to another network: load the weights it was fitted on, or fit it again",
+            stacklevel=3,
+        )
+    return found
 
 
 def fitted_noise(posterior: Posterior | None) -> float | None:

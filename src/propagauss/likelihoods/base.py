@@ -8,6 +8,7 @@ A likelihood is a small frozen value (a link, a noise), it holds no network and 
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -68,6 +69,9 @@ class Decomposition(NamedTuple):
         return self.epistemic + self.aleatoric
 
 
+AtScale = Callable[[float], Callable[[Tensor], list[Tensor]]]
+
+
 class Free(NamedTuple):
     """Positive numbers of a likelihood that calibration can fit together with the scale, over their logarithms."""
 
@@ -75,6 +79,31 @@ class Free(NamedTuple):
     bounds: list[tuple[float, float]]  # of each logarithm
     guess: Callable[[float], Tensor]  # scale -> numbers to start from
     replaced: Callable[[Tensor], Likelihood]  # numbers -> the likelihood that has them
+    # scale -> numbers -> log densities by batch, for those that can keep most of the work for other numbers
+    at_scale: AtScale | None = None
+    # what fits without any variance -> bounds with some, for numbers that could undo all that the variance does
+    bounds_beside: Callable[[Tensor], list[tuple[float, float]]] | None = None
+
+
+TEMPERATURES = (math.log(1e-3), math.log(1e3))
+
+
+def free_temperature(
+    replaced: Callable[[Tensor], Likelihood],
+    at_scale: Callable[[float], Callable[[Tensor], list[Tensor]]] | None = None,
+) -> Free:
+    """A temperature after the link.
+
+    With a latent variance it stays above a quarter, or a quarter of what it is without one if that is below 1. A
+    smaller one would multiply logits again that were divided by large standard deviations, and undo the link.
+    """
+    low, high = TEMPERATURES
+
+    def beside(plain: Tensor) -> list[tuple[float, float]]:
+        return [(max(low, math.log(min(1.0, plain.item()) / 4)), high)]
+
+    start = torch.ones((), dtype=torch.float64)
+    return Free("temperature", [TEMPERATURES], lambda scale: start, replaced, at_scale, beside)
 
 
 class Likelihood(abc.ABC):
@@ -83,6 +112,7 @@ class Likelihood(abc.ABC):
     name: ClassVar[str]  # as `fit_laplace` and exported files call it
     noisy: ClassVar[bool] = False  # whether `log p = -loss / σ² - n log(σ √2π)` with a `σ` that the fit may choose
     pointwise: ClassVar[bool] = True  # whether each target depends on one output alone, so that batches can be joined
+    normal: ClassVar[bool] = False  # whether the predictive is a normal distribution, so that intervals follow from it
     columns: ClassVar[Mapping[str, str]] = {}  # what `propagauss predict` adds: {column: "argmax" or "entropy" of ...}
 
     # -- the fit: at one value of the output

@@ -16,7 +16,17 @@ from propagauss.checks import kind, positive
 from propagauss.errors import InputError, nearest
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import check_targets
-from propagauss.likelihoods.base import Decomposition, Free, Held, Likelihood, Moments, Root, Terms, diagonal_root
+from propagauss.likelihoods.base import (
+    Decomposition,
+    Free,
+    Held,
+    Likelihood,
+    Moments,
+    Root,
+    Terms,
+    diagonal_root,
+    free_temperature,
+)
 from propagauss.likelihoods.information import information_of_logits
 from propagauss.likelihoods.sigmoids import SIGMOID_LINKS
 
@@ -126,9 +136,7 @@ class BernoulliLikelihood(Likelihood):
 
     def free(self, data: Sequence[Held]) -> Free:
         """The temperature."""
-        start = torch.ones((), dtype=torch.float64)
-        bounds = [(math.log(1e-6), math.log(1e6))]
-        return Free("temperature", bounds, lambda scale: start, lambda t: replace(self, temperature=t))
+        return free_temperature(lambda t: replace(self, temperature=t))
 
     # -- the export
 

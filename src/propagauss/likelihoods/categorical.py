@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,11 +12,21 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn import functional as F
 
-from propagauss.checks import kind, seed, tensor, whole
+from propagauss.checks import kind, positive, seed, tensor, whole
 from propagauss.errors import InputError, nearest
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, check_labels
-from propagauss.likelihoods.base import Decomposition, Likelihood, Moments, Root, Terms, last_dimension
+from propagauss.likelihoods.base import (
+    Decomposition,
+    Free,
+    Held,
+    Likelihood,
+    Moments,
+    Root,
+    Terms,
+    free_temperature,
+    last_dimension,
+)
 from propagauss.likelihoods.information import entropy_of, information
 from propagauss.likelihoods.links import LINKS, MOST_SAMPLES, Link, categorical, monte_carlo, shared
 
@@ -36,6 +46,7 @@ class CategoricalLikelihood(Likelihood):
         class_dim: which dimension of the logits holds the classes. None: the last one, for up to three dimensions; with
             more, there must be a number. In the fit, None is the dimension that labels do not have.
         ignore_index: labels of this value are skipped: in the fit, in calibration.
+        temperature: divides the log-probabilities that the link gave, which are then normalised again.
     """
 
     link: str = "probit"
@@ -43,6 +54,7 @@ class CategoricalLikelihood(Likelihood):
     seed: int = 0
     class_dim: int | None = None
     ignore_index: int = IGNORED
+    temperature: float | Tensor = 1.0
 
     name: ClassVar[str] = "classification"
     pointwise: ClassVar[bool] = False
@@ -60,6 +72,8 @@ class CategoricalLikelihood(Likelihood):
         if self.class_dim is not None and not whole(self.class_dim, "class_dim", -MOST_DIMENSIONS, MOST_DIMENSIONS):
             raise InputError("class_dim is 0, which is the batch: give the dimension of the classes, such as 1 or -1")
         whole(self.ignore_index, "ignore_index", -(2**62), 2**62)
+        if not isinstance(self.temperature, Tensor):  # whoever gives a tensor has looked at it: it may be traced
+            positive(self.temperature, "temperature")
 
     # -- the fit
 
@@ -128,7 +142,7 @@ class CategoricalLikelihood(Likelihood):
 
     def log_probs(self, latent: Gaussian) -> Tensor:
         """Log-probabilities of the classes, finite and normalised: `[batch, ..., classes]`."""
-        return self._linked_of(self.moments(latent))
+        return self._probabilities(self.moments(latent))
 
     def decompose(self, latent: Gaussian) -> Decomposition:
         """The entropy of each prediction by origin: the mutual information of class and latent, and the rest.
@@ -137,7 +151,8 @@ class CategoricalLikelihood(Likelihood):
         """
         entropy = entropy_of(self.log_probs(latent))
         # a link is no integral, so that its entropy may be below
-        epistemic = information(self.classes_last(latent), self.samples, self.seed).minimum(entropy)
+        last = self.classes_last(latent)
+        epistemic = information(last, self.samples, self.seed, float(self.temperature)).minimum(entropy)
         return Decomposition(epistemic, entropy - epistemic)
 
     def summary(self, latent: Gaussian) -> dict[str, Tensor]:
@@ -146,7 +161,7 @@ class CategoricalLikelihood(Likelihood):
         return own | parts._asdict()
 
     def log_predictive(self, moments: Moments, y: Tensor) -> Tensor:
-        return self._picked(self._linked_of(moments), y)
+        return self._picked(self._probabilities(moments), y)
 
     def _picked(self, log_probs: Tensor, y: Tensor) -> Tensor:
         """The log-probability of each label; 0 for those that are skipped."""
@@ -187,6 +202,10 @@ class CategoricalLikelihood(Likelihood):
             )
         return dim % dims
 
+    def _probabilities(self, moments: Moments) -> Tensor:
+        """Log-probabilities: those of the link, at the temperature."""
+        return tempered(self._linked_of(moments), self.temperature)
+
     def _linked_of(self, moments: Moments) -> Tensor:
         mean, covariance, index = moments
         return self.linked(mean, covariance) if index is None else shared(self.linked, mean, index, covariance)
@@ -213,13 +232,31 @@ class CategoricalLikelihood(Likelihood):
     def count(self, y: Tensor) -> int:
         return int((y != self.ignore_index).sum())
 
+    def free(self, data: Sequence[Held]) -> Free:
+        """The temperature; what the link gives does not depend on it."""
+
+        def at_scale(scale: float) -> Callable[[Tensor], list[Tensor]]:
+            linked = [(self._linked_of(moments.scaled(scale)), y) for moments, y in data]
+            return lambda t: [self._picked(tempered(log_probs, t), y) for log_probs, y in linked]
+
+        return free_temperature(lambda t: replace(self, temperature=t), at_scale)
+
     # -- the export
 
     def exported(self, latent: Gaussian) -> dict[str, Tensor]:
         return {"mean": latent.mean, "variance": latent.variance, "probabilities": self.log_probs(latent).exp()}
 
     def details(self) -> dict[str, Any]:
-        return {"link": self.link}
+        return {"link": self.link, "temperature": float(self.temperature)}
+
+
+def tempered(log_probs: Tensor, temperature: float | Tensor) -> Tensor:
+    """`p_c^(1/T) / Σ_j p_j^(1/T)`, as logarithms."""
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(log_probs.device, log_probs.dtype)
+    elif temperature == 1:
+        return log_probs
+    return (log_probs / temperature).log_softmax(-1)
 
 
 def _root_by_position(p: Tensor, weight: Tensor) -> Root:

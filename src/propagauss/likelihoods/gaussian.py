@@ -31,6 +31,7 @@ class GaussianLikelihood(Likelihood):
 
     name: ClassVar[str] = "regression"
     noisy: ClassVar[bool] = True
+    normal: ClassVar[bool] = True
 
     # -- the fit
 

@@ -67,6 +67,13 @@ class Linearised(Streamlined):
         samples = max(FEWEST, CACHE_BYTES // used, min(GROUP, GROUP_BYTES // used))
         return rows, max(1, min(samples, WORKING_BYTES // used))
 
+    @property
+    def at_once(self) -> int | None:
+        if self._rows is None or self._at_once is None:
+            return self._at_once
+        largest = max(walk.bytes(walk.entries) for walk in self._walks.values())  # a program does all entries together
+        return max(1, WORKING_BYTES // largest)
+
     def _whole(self, leaves: list[Any]) -> tuple[Any, ...]:
         if self._rows is None or torch.compiler.is_compiling():
             return self._assembled(self.body.forward(*leaves, *self._all_rows))

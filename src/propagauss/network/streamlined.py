@@ -12,8 +12,10 @@ from torch.utils import _pytree as pytree
 from propagauss.checks import kind, tensor
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian, mean_of
-from propagauss.inputs import as_call
+from propagauss.inputs import Takes, as_call
+from propagauss.network.code import read_directly
 from propagauss.network.plan import Plan
+from propagauss.network.unpickled import Unpickled
 from propagauss.nodes import depends, hint, is_open
 from propagauss.tracing.trace import Traced, flatten
 
@@ -70,7 +72,7 @@ class Slot:
             )
 
 
-class Streamlined(nn.Module):
+class Streamlined(Unpickled, nn.Module):
     """A streamlined network: `net(x)` is the `Gaussian` at the model's output.
 
     Every floating-point output of the model becomes a Gaussian (of zero variance where nothing random reaches it), in
@@ -83,6 +85,7 @@ class Streamlined(nn.Module):
 
     def __init__(self, body: fx.GraphModule, plan: Plan, traced: Traced):
         super().__init__()
+        read_directly(body)
         self.body = body
         self.plan = plan
         self.settings: dict[str, Any] = {}
@@ -103,13 +106,29 @@ class Streamlined(nn.Module):
     def graph(self) -> fx.Graph:
         return self.body.graph
 
+    @property
+    def at_once(self) -> int | None:
+        """How many samples an exported program of this network should work on together; None for all."""
+        return self._at_once
+
+    @property
+    def form(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`(args, kwargs)` of a call, with the number of its slot in the place of each input."""
+        return pytree.tree_unflatten(range(len(self.slots)), self._in_spec)
+
+    @property
+    def takes(self) -> Takes:
+        """The inputs that a loader has to yield."""
+        args, kwargs = self.form
+        return Takes(_form(self._in_spec), "the network", frozenset(kwargs), len(args), further=False, exact=True)
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """`.to()`, `.double()` and the like also change which inputs are accepted."""
         self.slots = [replace(s, dtype=s.dtype and fn(torch.empty(0, dtype=s.dtype)).dtype) for s in self.slots]
         return super()._apply(fn, recurse)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._single and len(args) == 1 and not kwargs and not isinstance(args[0], (tuple, list, dict)):
+        if self._single and len(args) == 1 and not kwargs and isinstance(args[0], (Tensor, Gaussian)):
             leaves: list[Any] = [args[0]]
             self.slots[0].check(0, args[0])
         else:

@@ -11,6 +11,7 @@ import fnmatch
 import math
 import os
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -61,6 +62,7 @@ class Posterior(abc.ABC):
     kind: str
     shapes: dict[str, torch.Size] | None
     details: dict[str, float]
+    fitted_on: Mapping[str, str] = MappingProxyType({})  # checksums of the model's weights; see fingerprint.py
 
     @property
     @abc.abstractmethod
@@ -192,6 +194,7 @@ class Posterior(abc.ABC):
         """Write to a safetensors file, whole or not at all; read it back with `load_posterior`."""
         target = new_file(path, "the path of the posterior", PosteriorError)
         tensors, meta = self._state()
+        meta = meta | {"fitted_on": dict(self.fitted_on)}
         meta = meta | {"details": self.details, "shapes": {k: list(v) for k, v in (self.shapes or {}).items()}}
         with written(target, PosteriorError):
             write(target, self.kind, tensors, meta)

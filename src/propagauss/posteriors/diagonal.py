@@ -76,7 +76,7 @@ class DiagonalPosterior(Posterior):
 
     def _with(self, variances: dict[str, Tensor]) -> Self:
         new = type(self)(variances)
-        new.details = dict(self.details)
+        new.details, new.fitted_on = dict(self.details), self.fitted_on
         return new
 
     def _bound(self, shapes: dict[str, torch.Size]) -> Self:

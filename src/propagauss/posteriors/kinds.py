@@ -40,7 +40,7 @@ def load_posterior(path: str | os.PathLike[str], device: str | torch.device = "c
         meta = _meta(header["meta"])
         _check_types(tensors)
         posterior = KINDS[header["kind"]]._from_state(tensors, meta)
-        posterior.details = dict(meta["details"])
+        posterior.details, posterior.fitted_on = dict(meta["details"]), _fitted_on(meta)
         posterior.shapes = {name: torch.Size(shape) for name, shape in meta["shapes"].items()} or None
     except KeyError as error:
         raise PosteriorError(f"{os.fspath(path)} does not hold a valid posterior: it lacks {error}") from error
@@ -73,6 +73,14 @@ def _meta(text: str) -> dict[str, Any]:
         if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
             raise PosteriorError(f"the shape of '{name}' is {shape!r}")
     return meta
+
+
+def _fitted_on(meta: dict[str, Any]) -> dict[str, str]:
+    """Checksums by name; files of earlier versions have none."""
+    found = meta.get("fitted_on", {})
+    if not isinstance(found, dict) or not all(isinstance(v, str) and len(v) <= 64 for v in found.values()):
+        raise PosteriorError("its header does not hold checksums of weights by name")
+    return found
 
 
 def _check_types(tensors: dict[str, Tensor]) -> None:

@@ -150,7 +150,8 @@ class KroneckerPosterior(Posterior):
 
     def _with(self, factors: dict[str, Eigenfactors]) -> Self:
         new = type(self)({})
-        new._factors, new.shapes, new.details = ByName(factors), self.shapes, dict(self.details)
+        new._factors, new.shapes = ByName(factors), self.shapes
+        new.details, new.fitted_on = dict(self.details), self.fitted_on
         return new
 
     def _bound(self, shapes: dict[str, torch.Size]) -> Self:

@@ -121,7 +121,7 @@ class LowRankPosterior(Posterior):
 
     def _with(self, own: DiagonalPosterior, directions: dict[str, Tensor]) -> Self:
         new = type(self)({n: own.variance(n) for n in own.names}, directions)
-        new.details = dict(self.details)
+        new.details, new.fitted_on = dict(self.details), self.fitted_on
         return new
 
     def _bound(self, shapes: dict[str, torch.Size]) -> Self:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,11 +19,12 @@ from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, as_tensor, batches, call, check_labels, device_of, explained
+from propagauss.inputs import as_latent, as_tensor, batches, call, check_labels, device_of, explained, taken_by
 from propagauss.likelihoods.base import Free, Held, Likelihood, Moments
 from propagauss.likelihoods.categorical import pick
 
 BOUNDS = (1e-6, 1e6)
+TOGETHER = 2**18  # variances or covariances in one batch of cached latents
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,7 @@ def fit_scale(
 
     Returns what was done, and the likelihood with the numbers that were found.
     """
-    cached, points = _cached(net, loader, likelihood, progress)
-    count = sum(likelihood.count(y) for _, y in cached)
+    cached, points, count, _ = cache(net, loader, likelihood, progress)
 
     def nlpd(likelihood: Likelihood, scale: Tensor | float) -> Tensor:
         densities = (likelihood.log_predictive(moments.scaled(scale), y) for moments, y in cached)
@@ -90,18 +90,56 @@ def fit_scale(
     return FitReport("scale", start, scale, before, after, points, {free.name: values}), fitted
 
 
-def _cached(net: Any, loader: Iterable[Any], likelihood: Likelihood, progress: bool) -> tuple[list[Held], int]:
-    """All latents in double precision, as one batch where nothing speaks against it; and the number of points."""
+class HeldOut(NamedTuple):
+    """The latents of held-out data in double precision, in as few batches as memory allows, and what they were."""
+
+    batches: list[Held]
+    points: int
+    targets: int
+    dtype: torch.dtype  # of the latents themselves
+
+    @staticmethod
+    def of(batches: list[Held], likelihood: Likelihood, dtype: torch.dtype) -> HeldOut:
+        points, targets = (sum(count(y) for _, y in batches) for count in (likelihood.points, likelihood.count))
+        return HeldOut(batches, points, targets, dtype)
+
+
+def cache(net: Any, loader: Iterable[Any], likelihood: Likelihood, progress: bool) -> HeldOut:
+    """Run the net over the data once."""
+    return held_out(latents(net, loader, progress), likelihood)
+
+
+def held_out(pairs: Iterable[tuple[Gaussian, Tensor]], likelihood: Likelihood) -> HeldOut:
+    """Latents and targets, as the likelihood asks for them."""
     found: list[Held] = []
-    for latent, y in _latents(net, loader, progress):
-        targets = likelihood.targets(y.to(latent.device), latent.shape)
+    dtype = torch.float64
+    for latent, y in pairs:
+        targets, dtype = likelihood.targets(y.to(latent.device), latent.shape), latent.dtype
         found.append(Held(likelihood.moments(latent).map(_double), targets.detach().cpu()))
-    points = sum(likelihood.points(y) for _, y in found)
-    if not likelihood.pointwise:
-        return found, points
-    pairs = ((moments.mean, moments.covariance) for moments, _ in found)
-    mean, covariance = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    return [Held(Moments(mean, covariance), torch.cat([y for _, y in found]))], points
+    return HeldOut.of(_joined(found, math.inf if likelihood.pointwise else TOGETHER), likelihood, dtype)
+
+
+def _joined(found: list[Held], most: float) -> list[Held]:
+    """Neighbours of one shape as one batch, of at most so many numbers: links make several times as many of them."""
+    groups: list[list[Held]] = []
+    for each in found:
+        last = groups[-1] if groups else []
+        size = sum(held.moments.covariance.numel() for held in (*last, each))
+        if last and size <= most and _shapes(last[0]) == _shapes(each):
+            last.append(each)
+        else:
+            groups.append([each])
+    return [_one(group) for group in groups]
+
+
+def _one(group: list[Held]) -> Held:
+    mean, covariance, index = zip(*(moments for moments, _ in group), strict=True)
+    some = None if index[0] is None else torch.cat(index)
+    return Held(Moments(torch.cat(mean), torch.cat(covariance), some), torch.cat([y for _, y in group]))
+
+
+def _shapes(held: Held) -> list[Any]:
+    return [None if t is None else t.shape[1:] for t in (*held.moments, held.y)]
 
 
 def _fit_together(nlpd: Callable[[Tensor, Tensor], Tensor], free: Free, start: float) -> tuple[float, Tensor]:
@@ -132,7 +170,7 @@ def _fit_together(nlpd: Callable[[Tensor, Tensor], Tensor], free: Free, start: f
 def fit_temperature(model: Any, loader: Iterable[Any], start: float, progress: bool = True) -> FitReport:
     """`argmin_T mean -log softmax(logits / T)[y]`; `model` maps inputs to logits."""
     cached = []
-    for x, y in batches(loader, device_of(model), "caching logits" if progress else None):
+    for x, y in batches(loader, taken_by(model), device_of(model), "caching logits" if progress else None):
         with torch.no_grad(), explained(model, x):
             logits = _finite(as_tensor(call(model, x)))
         cached.append((_double(logits), check_labels(y, logits.shape[:-1], logits.shape[-1]).cpu()))
@@ -168,8 +206,9 @@ def _report(name: str, nlpd: Callable[[float], float], start: float, points: int
     return FitReport(name, start, best, nlpd(start), nlpd(best), points)
 
 
-def _latents(net: Any, loader: Iterable[Any], progress: bool) -> Iterable[tuple[Gaussian, Tensor]]:
-    for x, y in batches(loader, device_of(net), "caching latents" if progress else None):
+def latents(net: Any, loader: Iterable[Any], progress: bool) -> Iterable[tuple[Gaussian, Tensor]]:
+    """The latents of a net for the batches of a loader, finite, and their targets."""
+    for x, y in batches(loader, taken_by(net), device_of(net), "caching latents" if progress else None):
         with torch.no_grad():
             latent = check_finite(as_latent(call(net, x)), x)
         yield latent, y
@@ -213,7 +252,7 @@ def _overflow(found: dict[str, int], latent: Gaussian, inputs: Any) -> str:
         f"{text}. Variances need squares, which overflow early in {latent.dtype}: rescale or normalise the input, or "
         "use double precision; if the input is of ordinary size, the posterior is so wide that variances overflow "
         "(in a gated MLP two random values are multiplied): use a larger prior precision, or posterior.scale(0.01), "
-        "before streamline"
+        "before streamline; or fewer random parameters (posterior.select); or pg.linearise, whose variances grow less"
     )
 
 

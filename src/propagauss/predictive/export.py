@@ -10,7 +10,7 @@ import importlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,10 +21,11 @@ from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from propagauss.alone import quiet
-from propagauss.checks import new_file, written
+from propagauss.checks import kind, new_file, written
 from propagauss.checks import path as checked_path
 from propagauss.errors import InputError, PropagaussError
 from propagauss.gaussian import Gaussian
+from propagauss.network.saved import tensors_of
 from propagauss.network.streamlined import Slot, Streamlined
 from propagauss.nodes import hint, is_open
 from propagauss.predictive import archive
@@ -52,6 +53,36 @@ def export(net: Any, path: str | os.PathLike[str], outputs: Outputs, details: di
     return target
 
 
+def save(net: Any, path: str | os.PathLike[str], own: Mapping[str, Any], details: dict[str, Any]) -> Path:
+    """Write the network itself, its latent as it is, with what `propagauss.load` needs to make the predictor again.
+
+    `own` is what the predictor says of itself; see `archive.state`.
+    """
+    target = checked_path(path, "the path to save to")
+    if target.suffix != ".pt2":
+        raise InputError(f"cannot save to '{target.name}': the name must end in .pt2")
+    if not isinstance(net, Streamlined):
+        raise InputError(
+            f"only a predictor of a streamlined or linearised network can be saved, not of {kind(net)}: use "
+            "pg.streamline; with posterior None it gives the plain model"
+        )
+    new_file(target, "the path to save to")
+    module = Deployed(net, tensors_of).eval()
+    program = _program(module)
+    state = archive.described(net, sizes_of(program), own)
+    details = {"propagauss": __version__, "torch": torch.__version__} | details | {archive.SAVED: state}
+    with written(target), _whole(target) as temporary:
+        _write_archive(program, module, temporary, {k: str(v) for k, v in details.items()})
+    return target
+
+
+def sizes_of(program: ExportedProgram) -> list[tuple[int | None, ...]]:
+    """Of every tensor that a program takes; None where any size will do."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    taken = [nodes[str(name)].meta["val"].shape for name in program.graph_signature.user_inputs]
+    return [tuple(None if is_open(n) else hint(n) for n in shape) for shape in taken]
+
+
 class Deployed(nn.Module):
     """Tensors in, a dictionary of tensors out. A Gaussian input is two tensors: mean, and variance or covariance."""
 
@@ -63,7 +94,7 @@ class Deployed(nn.Module):
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
         latent = self.net.from_leaves(list(self._leaves(iter(tensors))))
         if not isinstance(latent, Gaussian):
-            raise InputError("only a network with one output can be exported: choose one with streamline(output=...)")
+            raise InputError("only a network with one output can be written: choose one with streamline(output=...)")
         return self.outputs(latent)
 
     def _leaves(self, tensors: Iterator[Tensor]) -> Iterator[Any]:

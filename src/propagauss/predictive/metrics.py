@@ -6,14 +6,15 @@ those of -100 are skipped.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
 from propagauss.checks import floating as real
-from propagauss.checks import kind, tensor, whole
+from propagauss.checks import kind, number, tensor, whole
 from propagauss.errors import InputError
 from propagauss.inputs import check_labels, check_targets
 from propagauss.likelihoods.categorical import IGNORED, pick
@@ -99,6 +100,64 @@ def auroc(scores: Tensor, is_positive: Tensor) -> float:
     ranks = (last - (sizes - 1) / 2)[group]  # equal scores share the middle of their ranks
     wins = ranks[positive].sum().item() - count * (count + 1) / 2
     return wins / (count * (len(positive) - count))
+
+
+# -- selective prediction: leaving the least confident ones to somebody else
+
+
+class RiskCoverage(NamedTuple):
+    """Error rates among the `k` most confident predictions, for `k = 1..N`."""
+
+    coverage: Tensor  # k / N
+    risk: Tensor
+
+
+def risk_coverage(confidence: Any, correct: Any) -> RiskCoverage:
+    """How the error rate grows with the share of the inputs that are predicted, the most confident first.
+
+    Args:
+        confidence: higher is more confident, such as the largest probability, or minus the entropy. `[N]`
+        correct: whether each prediction was right: boolean, or 0 and 1. `[N]`
+
+    Predictions of equal confidence keep the order in which they are given. Tensors and NumPy arrays are taken.
+    """
+    confidence = real(_as_tensor(confidence), "the tensor of confidences").detach().cpu()
+    correct = tensor(_as_tensor(correct), "correct").detach().cpu()
+    _check_some(confidence)
+    if confidence.shape != correct.shape or confidence.dim() != 1:
+        raise InputError(f"both must have shape [N], got {tuple(confidence.shape)} and {tuple(correct.shape)}")
+    if confidence.isnan().any():
+        raise InputError("confidences have NaN values, which cannot be ranked")
+    if not (correct.bool() == correct).all():
+        raise InputError("correct must be boolean, or hold 0 and 1 only: give prediction == label")
+    order = confidence.argsort(descending=True, stable=True)
+    count = torch.arange(1, len(order) + 1, dtype=torch.float64)
+    return RiskCoverage(count / len(order), (~correct.bool()[order]).double().cumsum(0) / count)
+
+
+def aurc(confidence: Any, correct: Any) -> float:
+    """`1/N Σ_k risk(k)`: area under the risk-coverage curve, the mean over `k = 1..N` of the error rate among the `k`
+    most confident predictions. Smaller is better; see `risk_coverage` for the arguments and for ties.
+    """
+    return risk_coverage(confidence, correct).risk.mean().item()
+
+
+def coverage_at_risk(confidence: Any, correct: Any, risk: float) -> float:
+    """The largest `k / N` for which at most a share `risk` of the `k` most confident predictions is wrong; 0 if none.
+
+    See `risk_coverage` for the arguments and for ties.
+    """
+    risk = number(risk, "risk", "an error rate between 0 and 1", lambda v: 0 <= v <= 1)
+    found = risk_coverage(confidence, correct)
+    within = found.coverage[found.risk <= risk + 1e-12]
+    return within[-1].item() if len(within) else 0.0
+
+
+def _as_tensor(values: Any) -> Any:
+    return torch.from_numpy(values) if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" else values
+
+
+# -- entropy
 
 
 def predictive_entropy(predictive: Categorical | Tensor) -> Tensor:

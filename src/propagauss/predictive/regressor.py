@@ -69,8 +69,11 @@ class Regressor(Predictor):
         self.fit_report, fitted = fit_scale(self.net, loader, self.likelihood, self.scale, fit_noise, progress)
         self.scale = self.fit_report.after
         if fit_noise:
-            self.noise_stddev = fitted.noise.to(self.noise_stddev)
+            self._adopt(fitted)
         return self
+
+    def _adopt(self, likelihood: GaussianLikelihood) -> None:
+        self.noise_stddev = likelihood.noise.to(self.noise_stddev)
 
     def extra_repr(self) -> str:
         noise = ", ".join("unknown" if math.isnan(n) else f"{n:.4g}" for n in self.noise_stddev.flatten().tolist())

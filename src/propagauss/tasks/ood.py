@@ -21,7 +21,7 @@ from propagauss.checks import floating, kind, positive, tensor, whole
 from propagauss.checks import seed as checked_seed
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, batches, device_of
+from propagauss.inputs import as_latent, device_of, input_batches, taken_by
 from propagauss.likelihoods.information import information
 from propagauss.likelihoods.links import MOST_SAMPLES
 from propagauss.predictive.classifier import Classifier
@@ -77,16 +77,16 @@ def scores(net: Any, data: Any, samples: int = 512, seed: int = 0) -> Scores:
     Args:
         net: a `pg.Classifier`, or a net that maps inputs to a Gaussian over logits (then with the probit link). Entropy
             and maximum probability are those of the classifier; the other two are of its latent, whatever the link.
-        data: one batch (a tensor, or a tuple or dict of inputs), or an iterable of `(x, y)` pairs such as a
-            `DataLoader`, of which only `x` is used.
+        data: one batch (a tensor, or a tuple or dict of inputs), or an iterable of batches such as a `DataLoader`, with
+            or without targets, which are not used.
         samples, seed: the draws behind the mutual information (see `mutual_information`).
     """
     classifier = net if isinstance(net, Classifier) else Classifier(net)
     samples, seed = whole(samples, "samples", 2, MOST_SAMPLES), checked_seed(seed)
     if isinstance(data, (Tensor, tuple, Mapping)):
         return _scores_of_batch(classifier, data, samples, seed)
-    pairs = batches(data, device_of(classifier.net))
-    return Scores.cat([_scores_of_batch(classifier, x, samples, seed) for x, _ in pairs])
+    inputs = input_batches(data, taken_by(classifier.net), device_of(classifier.net))
+    return Scores.cat([_scores_of_batch(classifier, x, samples, seed) for x in inputs])
 
 
 def _scores_of_batch(classifier: Classifier, x: Any, samples: int, seed: int) -> Scores:

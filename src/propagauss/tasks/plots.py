@@ -78,6 +78,20 @@ def curves(epsilon: np.ndarray, errors: np.ndarray, label: str, figure: Figure |
     return figure
 
 
+def steps(
+    lines: Mapping[str, tuple[np.ndarray, np.ndarray]], across: str, up: str, figure: Figure | None = None
+) -> Figure:
+    """A line for each `name: (x, y)`, constant up to the next point."""
+    figure = figure or new_figure(4.6, 3.0)
+    axis = figure.subplots()
+    for name, (x, y) in lines.items():
+        axis.step(x, y, where="post", linewidth=1.3, label=name)
+    axis.set(xlabel=across, ylabel=up, xlim=(0, 1), ylim=(0, None))
+    axis.legend(frameon=False)
+    axis.grid(alpha=0.15)
+    return figure
+
+
 def agreement(
     exact: np.ndarray, found: np.ndarray, rows: Sequence[tuple[str, float, float]], figure: Figure | None = None
 ) -> Figure:

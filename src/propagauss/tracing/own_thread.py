@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 from torch.fx.experimental import proxy_tensor
+from tqdm import TMonitor
 
 from propagauss.alone import ALONE
 
@@ -25,7 +26,7 @@ SETTLE = 0.01  # seconds, in which threads that are about to read a parameter ge
 @contextmanager
 def own_thread(model: nn.Module) -> Iterator[None]:
     """Only this thread is traced. Others that call a part of `model` wait until it is done; ask for `ALONE` before."""
-    if threading.active_count() == 1:
+    if not _others():
         yield
         return
     tracer: Any = proxy_tensor._ModuleStackTracer
@@ -58,3 +59,9 @@ def own_thread(model: nn.Module) -> Iterator[None]:
     finally:
         nn.Module.__call__ = call  # type: ignore[method-assign]
         tracer.call_module, tracer.getattr = trace_call, trace_getattr
+
+
+def _others() -> bool:
+    """Whether any thread could call a module; the monitor of progress bars, which torch starts, never does."""
+    own = threading.current_thread()
+    return any(t is not own and not isinstance(t, TMonitor) for t in threading.enumerate())

@@ -49,7 +49,12 @@ LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
         ([(X, torch.full((6, 3), math.nan))], "regression", "the loss is nan"),
         ([(X * math.inf, LABELS)], "classification", "outputs of the model are not finite"),
         ([X], "classification", r"must yield \(x, y\)"),
-        ([{"x": X, "labels": LABELS}], "classification", r"yield \(inputs, labels\)"),
+        (
+            [{"x": X, "labels": LABELS}],
+            "classification",
+            r"takes forward\(.*, but .* hold x: name the",
+        ),
+        ([{"x": X}], "classification", r"without 'labels' \(x\).*yield \(inputs, labels\)"),
     ],
 )
 def test_bad_data(data, likelihood, message):

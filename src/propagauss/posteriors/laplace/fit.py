@@ -23,10 +23,11 @@ from propagauss.alone import ALONE
 from propagauss.checks import choice, flag, number
 from propagauss.checks import patterns as names_of
 from propagauss.errors import InputError, nearest
-from propagauss.inputs import as_model, batches, check_eval
+from propagauss.inputs import as_model, batches, check_eval, taken_by
 from propagauss.likelihoods.base import Likelihood
 from propagauss.likelihoods.registry import LIKELIHOODS, LikelihoodName
 from propagauss.posteriors.base import Posterior
+from propagauss.posteriors.fingerprint import fingerprint as weights_of
 from propagauss.posteriors.laplace.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
 from propagauss.posteriors.laplace.evidence import Evidence
 from propagauss.posteriors.laplace.gradients import Batch, Forward
@@ -67,7 +68,8 @@ def fit_laplace(
             `[B, K]` values for regression, or logarithms of rates for counts.
         loader: yields `(x, y)` with all the training data, once; `x` is a tensor, a tuple for `model(*x)` or a dict for
             `model(**x)`; `y` holds class indices (`[B]`, `[B, T]`, `[B, H, W]`; those of -100 are skipped), or values
-            in the shape of the output.
+            in the shape of the output. Batches `(x1, x2, y)` and dictionaries with `labels`
+            (Hugging Face) are taken as well.
         likelihood: "classification" (cross-entropy), "binary" (one logit for each yes or no), "regression" (Gaussian
             noise, the same for all outputs), "heteroscedastic" (the model gives `[..., 2]`: mean and log variance),
             "poisson" (counts; the model gives log rates) or "exponential" (waiting times; the same); or one of
@@ -121,6 +123,7 @@ def fit_laplace(
             )
         chosen = ranks.gather(chosen)[0]
         posterior = curvature.posterior(chosen.prior, chosen.noise).bind(forward.parameters)
+    posterior.fitted_on = weights_of(forward.parameters)
     posterior.details = chosen.precisions | ({"noise": chosen.noise} if named.noisy else {})
     posterior.details["log_marginal_likelihood"] = chosen.log_marginal_likelihood
     return posterior
@@ -245,7 +248,7 @@ def _accumulate(
     forward, loss, targets, samples = curvature.forward, 0.0, 0, 0
     device = forward.parameters[forward.chosen[0]].device
     with torch.enable_grad():
-        pairs = batches(loader, progress="Laplace" if progress else None, empty=True)
+        pairs = batches(loader, taken_by(forward.model), progress="Laplace" if progress else None, empty=True)
         for i, (x, y) in enumerate(pairs):
             if y.shape[0] == 0:
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data.distributed import DistributedSampler
 
 from propagauss.errors import InputError, PropagaussError
+from propagauss.posteriors.fingerprint import checksum
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -131,12 +131,7 @@ def _timeout(group: ProcessGroup) -> timedelta | None:
 def fingerprint(model: nn.Module) -> dict[str, str]:
     """A checksum of every parameter and buffer, by name."""
     tensors = {"parameter": model.named_parameters(), "buffer": model.named_buffers()}
-    return {f"the checksum of {kind} '{name}'": _checksum(t) for kind, named in tensors.items() for name, t in named}
-
-
-def _checksum(t: Tensor) -> str:
-    content = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(f"{t.dtype} {tuple(t.shape)}".encode() + content.numpy().tobytes()).hexdigest()[:16]
+    return {f"the checksum of {kind} '{name}'": checksum(t) for kind, named in tensors.items() for name, t in named}
 
 
 def check_parts(loader: Any, ranks: Ranks) -> None:

@@ -10,6 +10,7 @@ from propagauss.errors import PosteriorError
 from propagauss.inputs import as_model
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
+from propagauss.posteriors.fingerprint import fingerprint
 
 
 def from_ivon(optimizer: Any, model: nn.Module) -> Posterior:
@@ -41,6 +42,7 @@ def from_ivon(optimizer: Any, model: nn.Module) -> Posterior:
         )
     posterior = DiagonalPosterior(variances).bind(dict(model.named_parameters()))
     precisions = {float(g["ess"]) * float(g["weight_decay"]) for g in groups}
+    posterior.fitted_on = fingerprint(dict(model.named_parameters()))
     posterior.details = {"prior_precision": precisions.pop()} if len(precisions) == 1 else {}
     return posterior
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from propagauss.errors import PosteriorError
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
+from propagauss.posteriors.fingerprint import fingerprint
 from propagauss.posteriors.full import FullPosterior
 from propagauss.posteriors.kronecker import Eigenfactors, KroneckerPosterior
 from propagauss.posteriors.memory import require_memory
@@ -37,6 +38,7 @@ def from_laplace(la: Any) -> Posterior:
         raise PosteriorError(f"this {type(la).__name__} is not fitted: call la.fit(train_loader) first")
     model, parameters = _parameters(la)
     posterior = read(la, parameters).bind(dict(model.named_parameters()))
+    posterior.fitted_on = fingerprint(dict(model.named_parameters()))
     posterior.details = _details(la)
     return posterior
 

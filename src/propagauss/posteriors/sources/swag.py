@@ -12,6 +12,7 @@ from propagauss.errors import PosteriorError
 from propagauss.inputs import as_model
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
+from propagauss.posteriors.fingerprint import fingerprint
 from propagauss.posteriors.low_rank import LowRankPosterior
 
 
@@ -64,6 +65,7 @@ def from_swag(snapshots: Iterable[Mapping[str, Tensor]], model: nn.Module, rank:
             {n: (v / 2).to(parameters[n].dtype) for n, v in variances.items()},
             {n: (torch.stack([s[n] - mean[n] for s in last]) / size).to(parameters[n].dtype) for n in moved},
         )
+    posterior.fitted_on = fingerprint(parameters)
     posterior.details = {"snapshots": float(count)}
     return posterior
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.export import ExportedProgram
 
 from propagauss.errors import InputError
 from propagauss.predict.models.model import Input, Model, Shape, assembled, unreadable
 from propagauss.predictive import archive
+from propagauss.predictive.export import Deployed
+from propagauss.predictive.loading import predictor_of
 
 
 def load(path: Path, threads: int | None) -> Model:
     program, details = archive.load(path)
     names = details["inputs"].split(", ")
     try:
-        module = program.module()
+        module = _saved(path, program, details) if archive.SAVED in details else program.module()
         values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
         tensors = [values[str(name)] for name in program.graph_signature.user_inputs]
         inputs = [Input(n, _shape(t), _dtype(path, t)) for n, t in zip(names, tensors, strict=True)]
@@ -38,6 +42,12 @@ def load(path: Path, threads: int | None) -> Model:
             torch.set_num_threads(before)
 
     return assembled(path, details, inputs, run)
+
+
+def _saved(path: Path, program: ExportedProgram, details: dict[str, str]) -> Callable[..., dict[str, torch.Tensor]]:
+    """What `export` would have put into the program of a predictor that was saved."""
+    predictor = predictor_of(path, program, details)
+    return Deployed(predictor.net, lambda latent: predictor.likelihood.exported(predictor.scaled(latent)))
 
 
 def _shape(tensor: Any) -> Shape:

@@ -20,7 +20,9 @@ from propagauss.posteriors.kronecker import KroneckerPosterior
 
 
 class Form(nn.Module):
-    """A module without hooks: calling it is calling `forward`, and at batch 1 the difference counts."""
+    """A module without hooks: calling it is calling `forward`. Layers read their buffers from the dictionary that holds
+    them. PyTorch's own ways are slower by an amount that counts at batch 1.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.forward(*args, **kwargs)
@@ -39,12 +41,50 @@ class DiagonalLayer(Form):
         self.register_buffer("bias", None if layer.bias is None else layer.bias.clone())
 
     def forward(self, g: Tensor | None, a: Tensor, total: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
-        noise = F.linear(a * a, self.weight, self.bias)
+        held: dict[str, Any] = self._buffers
+        noise = F.linear(a * a, held["weight"], held["bias"])
         if factor is not None:
             noise = noise * factor
         if g is None:
             return added(torch.diag_embed(noise) if self.full else noise, total)
         return weighted(g, noise, self.full, total)
+
+
+class SameRowsLayer(DiagonalLayer):
+    """The same where all samples have one `g`, the rows of the weight behind: its products `g_ko g_lo` are made once.
+
+    They serve all rows; for some of them alone, `identity` says which and `g` holds them.
+    """
+
+    products: Tensor
+
+    def __init__(self, layer: DiagonalLayer, rows: Tensor):
+        super().__init__(Independent(layer.weight, layer.bias, None), layer.full)
+        self.outputs = len(rows)
+        products = rows.unsqueeze(1) * rows if self.full else rows * rows
+        self.register_buffer("products", products.reshape(-1, rows.shape[-1]).mT.contiguous())
+
+    def forward(
+        self,
+        g: Tensor | None,
+        a: Tensor,
+        total: Tensor | None = None,
+        factor: Tensor | None = None,
+        identity: Tensor | None = None,
+    ) -> Tensor:
+        if identity is not None:
+            return super().forward(g, a, total, factor)
+        held: dict[str, Any] = self._buffers
+        noise = F.linear(a * a, held["weight"], held["bias"])
+        if factor is not None:
+            noise = noise * factor
+        products = held["products"]
+        if not self.full:
+            return noise @ products if total is None else torch.addmm(total, noise, products)
+        shape = (noise.shape[0], self.outputs, self.outputs)
+        if total is None:
+            return (noise @ products).reshape(shape)
+        return torch.addmm(total.reshape(shape[0], -1), noise, products).reshape(shape)
 
 
 class KroneckerLayer(Form):

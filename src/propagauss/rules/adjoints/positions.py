@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from propagauss.rules.adjoints.forms import Form, Independent, added, gram, squares
 
-BLOCK_ENTRIES = 2**18  # of a Jacobian, at one time
+BLOCK_ENTRIES = 2**19  # of a Jacobian, at one time
 PASS = 16  # products that take as long as reading and writing one entry of a Jacobian
 
 

@@ -1,12 +1,11 @@
-"""What comes in from outside: models and how they are called, what a loader yields, which labels and targets fit."""
+"""Models and how they are called, what they return, and which labels and targets fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -14,8 +13,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset, IterableDataset
-from tqdm.auto import tqdm
 
 from propagauss.alone import ALONE
 from propagauss.checks import kind, tensor
@@ -24,8 +21,8 @@ from propagauss.gaussian import Gaussian
 
 
 def as_call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """An example as `(args, kwargs)`: a dict is keyword arguments, a tuple or list is positional ones."""
-    if isinstance(example, dict):
+    """An example as `(args, kwargs)`: a mapping is keyword arguments, a tuple or list is positional ones."""
+    if isinstance(example, Mapping):  # a dict, or what a tokeniser returns
         return (), dict(example)
     return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})
 
@@ -34,8 +31,7 @@ def arguments(*inputs: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, An
     """The call that `inputs` stand for: a lone tuple or list is unpacked as `*x`, a lone mapping as `**x`."""
     if named or len(inputs) != 1:
         return inputs, named
-    (x,) = inputs
-    return as_call(dict(x) if isinstance(x, Mapping) else x)
+    return as_call(inputs[0])
 
 
 def call(model: Any, *inputs: Any, **named: Any) -> Any:
@@ -49,6 +45,8 @@ def as_model(model: Any, what: str = "the model", scripted: bool = False) -> nn.
     model = getattr(model, "_orig_mod", model)
     if not isinstance(model, nn.Module):
         made = ": make one, as in model = Net()" if isinstance(model, type) else ""
+        if isinstance(getattr(model, "model", None), nn.Module):  # a Trainer, say
+            made = ": give its .model, in evaluation mode"
         raise InputError(f"{what} must be an nn.Module, but is {kind(model)}{made}")
     if isinstance(model, DataParallel | DistributedDataParallel):
         raise InputError(f"{what} is in {type(model).__name__}: give the model inside, model.module")
@@ -147,65 +145,21 @@ def _training_matters(module: nn.Module) -> bool:
     return isinstance(module, nn.RReLU)
 
 
-def batches(
-    loader: Iterable[Any], device: torch.device | None = None, progress: str | None = None, empty: bool = False
-) -> Iterator[tuple[Any, Tensor]]:
-    """The `(x, y)` pairs of a loader, `x` on `device`; `progress` is the title of a bar, shown on terminals only.
-
-    Unless `empty`, there must be data.
-    """
-    seen = False
-    for number, batch in enumerate(
-        tqdm(_iterable(loader), desc=progress, leave=False, disable=None if progress else True)
-    ):
-        x, y = _pair(batch, f"batch {number}")
-        seen = seen or y.shape[0] > 0
-        yield pytree.tree_map_only(Tensor, lambda t: t.to(device), x) if device is not None else x, y
-    if not (seen or empty):
-        raise InputError("the loader is empty: it yielded no data (a generator can be read only once)")
-
-
-def _iterable(loader: Any) -> Iterable[Any]:
-    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
-        raise InputError(
-            f"the loader is a dataset ({type(loader).__name__}), which has no batches: give "
-            "DataLoader(dataset, batch_size=256)"
-        )
-    single = isinstance(loader, (str, bytes, Mapping, Tensor, np.ndarray))
-    if single or isinstance(loader, type) or (not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__")):
-        raise InputError(
-            f"the loader is {kind(loader)}; something that yields pairs (x, y) is needed: a DataLoader, or a list such "
-            "as [(x, y)]"
-        )
-    return loader
-
-
-def _pair(batch: Any, where: str) -> tuple[Any, Tensor]:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or isinstance(batch[1], (str, Mapping)):
-        remedy = "; for a dictionary of inputs yield (inputs, labels)" if isinstance(batch, Mapping) else ""
-        remedy = "; give [(x, y)] for a single batch" if isinstance(batch, Tensor) else remedy
-        raise InputError(
-            f"{where}: the loader yields {kind(batch)}; it must yield (x, y): pairs with y a tensor, and x a tensor, "
-            f"or a tuple or dict of inputs{remedy}"
-        )
-    x, y = batch
-    y = tensor(y, f"{where}: y of the pair (x, y)")
-    if y.dim() == 0:
-        raise InputError(f"{where}: y of the pair (x, y) has no batch dimension: give targets [B] or [B, ...]")
-    x = dict(x) if isinstance(x, Mapping) else x
-    for leaf in pytree.tree_leaves(x):
-        if isinstance(leaf, (Tensor, np.ndarray)) or leaf is x:
-            tensor(leaf, f"{where}: x of the pair (x, y)")
-    return x, y
-
-
 def device_of(net: Any) -> torch.device | None:
     """Where a net, or a baseline around a model, holds its tensors; None if it holds none."""
+    return next((t.device for t in _tensors_of(net)), None)
+
+
+def dtype_of(net: Any) -> torch.dtype | None:
+    """Of the real numbers that a net, or a baseline around a model, holds; None if it holds none."""
+    return next((t.dtype for t in _tensors_of(net) if t.is_floating_point()), None)
+
+
+def _tensors_of(net: Any) -> Iterator[Tensor]:
     module = net if isinstance(net, nn.Module) else getattr(net, "model", None)
-    if not isinstance(module, nn.Module):
-        return None
-    tensors = (t for group in (module.parameters(), module.buffers()) for t in group)
-    return next((t.device for t in tensors), None)
+    if isinstance(module, nn.Module):
+        yield from module.parameters()
+        yield from module.buffers()
 
 
 def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> Tensor:

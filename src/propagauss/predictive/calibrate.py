@@ -1,0 +1,300 @@
+"""Calibration that keeps as much of the posterior's variance as held-out data allow.
+
+For a scale `s`, what the likelihood has to fit (`θ`: a temperature after the link, or the noise) is fitted:
+
+    loss_n(s) = -log E[p(y_n | f, θ_s)],  f ~ N(m_n, s C_n),    θ_s = argmin_θ mean_n loss_n
+
+Of the scales `s ≤ max(1, s*)`, `s*` that of least mean loss, the largest is taken for which
+
+    mean_n d_n ≤ tolerance · std_n(d_n) / √N,    d_n = loss_n(s) - loss_n(s*)
+
+As `s` vanishes, this is the plain model with a temperature (or a noise), which is therefore always among the
+candidates. Scales above the posterior's own, 1, are taken only as far as the data ask for them: a link divides logits
+by their standard deviation, which a temperature undoes, so that data may leave all large scales alike.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from scipy.optimize import minimize, minimize_scalar
+from torch import Tensor
+
+from propagauss.likelihoods.base import Free, Likelihood
+from propagauss.predictive.calibration import FitReport, HeldOut, cache
+
+TOLERANCE = 1.0
+LOWEST, HIGHEST = 1e-30, 1e30
+NOTHING = 1e-6  # a difference in NLPD that nobody will notice
+STEADY = 1e-7  # if no loss changes by more than this over a factor of ten, the limit is reached
+ALIKE = 1e-3  # losses that differ by less are those of the same predictions
+CLOSE = 1.05  # two scales that are told apart no further
+COARSE = 2.0  # the same, to compare many predictors
+
+T = TypeVar("T", bound=Likelihood)
+
+
+@dataclass(frozen=True)
+class Calibration(FitReport):
+    """What `calibrate` did, and why: `after` is the largest scale that the data allow."""
+
+    tolerance: float = TOLERANCE
+    best: float = 1.0  # the scale of least NLPD
+    nlpd_best: float = math.nan
+    nlpd_plain: float = math.nan  # with the latent variance scaled away
+    error: float = 0.0  # standard error of the difference in NLPD between `after` and `best`, paired over points
+    bounds: tuple[float, float] = (LOWEST, HIGHEST)
+    undetermined: bool = False  # whether one of the likelihood's own numbers is at the end of its range
+    is_plain: bool = False  # whether predictions are those without any latent variance: it was scaled away
+
+    @property
+    def at_bound(self) -> bool:
+        return any(abs(math.log(self.after / bound)) < 1e-3 for bound in self.bounds)
+
+    def __str__(self) -> str:
+        return f"{super().__str__().removesuffix(' (at the end of the range)')}; {self.why}"
+
+    @property
+    def why(self) -> str:
+        """Why this scale, in one sentence."""
+        within = f"within {self.tolerance:g} standard error{'' if self.tolerance == 1 else 's'} of"
+        plain = f"without latent variance {self.nlpd_plain:.4f}"
+        if self.is_plain:
+            return f"the data prefer the plain model: no scale that matters is {within} its NLPD"
+        if self.after == self.best:
+            return f"this scale has the least NLPD ({plain})"
+        limit = " up to the posterior's own" if self.after == 1 else ""
+        return f"the largest scale{limit} {within} the least NLPD, {self.nlpd_best:.4f} at {self.best:.3g} ({plain})"
+
+
+def calibrate(
+    net: Any, loader: Iterable[Any], likelihood: T, start: float, tolerance: float, progress: bool = True
+) -> tuple[Calibration, T]:
+    """What was done, and the likelihood with the numbers that were found; the latents are computed once."""
+    held = cache(net, loader, likelihood, progress)
+    report, fitted = calibrated(held, likelihood, start, tolerance)
+    _warn(report)
+    return report, fitted
+
+
+def calibrated(
+    held: HeldOut, likelihood: T, start: float, tolerance: float, close: float = CLOSE
+) -> tuple[Calibration, T]:
+    """As `calibrate`, from cached latents, and without warnings; scales within a factor of `close` count as one."""
+    trials = Trials(held, likelihood)
+    plain = trials.plain
+    highest = _highest(held)
+    if highest is None:  # there is no variance that could be scaled
+        best = chosen = replace(plain, scale=start)
+    else:
+        best = _best(trials, highest, close)
+        chosen = _largest(trials, best, max(1.0, best.scale), tolerance, close)
+    own = {} if chosen.numbers is None else {trials.name: chosen.numbers}
+    report = Calibration(
+        "scale",
+        start,
+        chosen.scale,
+        trials.as_given(start),
+        chosen.nlpd,
+        held.points,
+        own,
+        tolerance,
+        best.scale,
+        best.nlpd,
+        plain.nlpd,
+        paired(chosen.losses, best.losses)[1],
+        (LOWEST, highest or HIGHEST),
+        trials.is_at_end(chosen),
+        highest is not None and (chosen.losses - plain.losses).square().mean().sqrt().item() < ALIKE,
+    )
+    return report, cast(T, trials.likelihood_of(chosen))
+
+
+# -- one scale
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the likelihood's numbers and the losses are at one scale."""
+
+    scale: float
+    numbers: Tensor | None
+    losses: Tensor  # [N], one per data point; their mean is the NLPD
+
+    @property
+    def nlpd(self) -> float:
+        return self.losses.mean().item()
+
+
+class Trials:
+    """Fits the numbers of the likelihood at any scale, each once; a fit starts at the one of the scale next to it."""
+
+    def __init__(self, held: HeldOut, likelihood: Likelihood):
+        self._held, self._likelihood = held, likelihood
+        self._free = likelihood.free(held.batches)
+        self._bounds = self._free.bounds if self._free else []
+        self._known: dict[float, Trial] = {}
+        self.plain = self.at(LOWEST)
+        if self._free is not None and self._free.bounds_beside is not None and self.plain.numbers is not None:
+            self._bounds = self._free.bounds_beside(self.plain.numbers)
+
+    @property
+    def name(self) -> str:
+        return self._free.name if self._free else ""
+
+    @property
+    def known(self) -> list[Trial]:
+        """All that were made, by their scale."""
+        return [self._known[scale] for scale in sorted(self._known)]
+
+    def at(self, scale: float) -> Trial:
+        if scale not in self._known:
+            self._known[scale] = self._fitted(scale)
+        return self._known[scale]
+
+    def likelihood_of(self, trial: Trial) -> Likelihood:
+        free = self._free
+        return self._likelihood if free is None or trial.numbers is None else free.replaced(trial.numbers)
+
+    def is_at_end(self, trial: Trial) -> bool:
+        if self._free is None or trial.numbers is None:
+            return False
+        low, high = torch.tensor(self._free.bounds).T
+        logs = trial.numbers.log().flatten()
+        return bool(((logs < low + 1e-3) | (logs > high - 1e-3)).any())
+
+    def as_given(self, scale: float) -> float:
+        """The NLPD with the numbers that the likelihood came with; there may be no predictive, so it may be inf."""
+        return self._losses(_densities(self._held, self._likelihood, scale)).mean().item()
+
+    def _fitted(self, scale: float) -> Trial:
+        free = self._free
+        if free is None:
+            return Trial(scale, None, self._losses(_densities(self._held, self._likelihood, scale)))
+        densities = self._densities_at(scale, free)
+        starts = [free.guess(scale)]
+        if self._known:
+            near = min(self._known, key=lambda s: abs(math.log(s / scale)))
+            starts += [n for n in (self._known[near].numbers,) if n is not None]
+        numbers = _minimise(lambda values: self._nlpd(densities(values)), starts, self._bounds)
+        return Trial(scale, numbers, self._losses(densities(numbers)))
+
+    def _densities_at(self, scale: float, free: Free) -> Callable[[Tensor], list[Tensor]]:
+        if free.at_scale is not None:
+            return free.at_scale(scale)
+        return lambda numbers: _densities(self._held, free.replaced(numbers), scale)
+
+    def _nlpd(self, densities: list[Tensor]) -> Tensor:
+        return -torch.stack([each.sum() for each in densities]).sum() / self._held.targets
+
+    def _losses(self, densities: list[Tensor]) -> Tensor:
+        rows = torch.cat([-each.detach().reshape(len(each), -1).sum(1) for each in densities])
+        return (rows * (len(rows) / self._held.targets)).nan_to_num(nan=math.inf, posinf=math.inf, neginf=math.inf)
+
+
+def _densities(held: HeldOut, likelihood: Likelihood, scale: float) -> list[Tensor]:
+    return [likelihood.log_predictive(moments.scaled(scale), y) for moments, y in held.batches]
+
+
+def _minimise(nlpd: Callable[[Tensor], Tensor], starts: list[Tensor], bounds: list[tuple[float, float]]) -> Tensor:
+    """By L-BFGS over logarithms, from the better of the starts."""
+    form = starts[0].shape
+
+    def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        leaf = torch.tensor(theta, requires_grad=True)
+        with torch.enable_grad():
+            value = nlpd(leaf.exp().reshape(form))
+        (gradient,) = torch.autograd.grad(value, leaf)
+        return value.item(), gradient.numpy()
+
+    logs = [np.clip(start.log().reshape(-1).numpy(), *np.transpose(bounds)) for start in starts]
+    first = min(logs, key=lambda theta: np.nan_to_num(objective(theta)[0], nan=math.inf)) if len(logs) > 1 else logs[0]
+    settings: Any = {"jac": True, "bounds": bounds, "method": "L-BFGS-B", "options": {"ftol": 1e-13, "gtol": 1e-8}}
+    found: Any = minimize(objective, first, **settings)
+    return torch.from_numpy(found.x).exp().reshape(form)
+
+
+# -- which scale
+
+
+def paired(losses: Tensor, others: Tensor) -> tuple[float, float]:
+    """Mean of `losses - others` over the data points, and its standard error."""
+    difference = losses - others
+    mean = difference.mean().item()
+    error = difference.std().item() / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
+    return (mean, error) if math.isfinite(mean) and math.isfinite(error) else (math.inf, 0.0)
+
+
+def _best(trials: Trials, highest: float, close: float) -> Trial:
+    """The scale of least NLPD: a step per decade, outwards from 1 to where nothing changes, then a finer search."""
+    start = min(1.0, highest)
+    for factor, end in ((0.1, LOWEST), (10.0, highest)):
+        here = trials.at(start)
+        while here.scale != end:
+            there = here.scale * factor
+            there = end if (there - end) * (factor - 1) > 0 or math.isclose(there, end) else there
+            before, here = here, trials.at(there)
+            if (here.losses - before.losses).abs().max() < STEADY:
+                break
+    best = min(trials.known, key=lambda trial: trial.nlpd)
+    bracket = [math.log(min(max(best.scale * f, LOWEST), highest)) for f in (0.1, 10.0)]
+    settings: Any = {"bounds": bracket, "method": "bounded", "options": {"xatol": math.log(close) / 2}}
+    if best.scale > 2 * LOWEST:
+        minimize_scalar(lambda t: trials.at(math.exp(t)).nlpd, **settings)
+    # a tie goes to the posterior's own scale: a bridge without variance to speak of, for one, does not see any
+    return min(trials.known, key=lambda trial: (round(trial.nlpd, 10), abs(math.log(trial.scale))))
+
+
+def _largest(trials: Trials, best: Trial, most: float, tolerance: float, close: float) -> Trial:
+    """The largest scale up to `most` that the data do not tell from the best, or not by enough."""
+
+    def allowed(trial: Trial) -> bool:
+        mean, error = paired(trial.losses, best.losses)
+        return mean <= tolerance * error + NOTHING
+
+    tried = [trial for trial in trials.known if trial.scale <= most]
+    good = max((t for t in tried if allowed(t)), key=lambda t: t.scale, default=best)
+    above = [t.scale for t in tried if t.scale > good.scale]
+    end = min(above, default=good.scale)
+    while end / good.scale > close:
+        middle = trials.at(math.sqrt(end * good.scale))
+        good, end = (middle, end) if allowed(middle) else (good, middle.scale)
+    return good
+
+
+def _highest(held: HeldOut) -> float | None:
+    """The largest scale at which variances are finite in the type of the latents; None if there are no variances."""
+    largest = max(moments.covariance.abs().max().item() for moments, _ in held.batches)
+    return min(HIGHEST, 1e-9 * torch.finfo(held.dtype).max / largest) if largest > 0 else None
+
+
+# -- words
+
+
+def _warn(report: Calibration) -> None:
+    """Say so if the end of a range decided rather than the data."""
+    trouble = []
+    if report.is_plain:
+        trouble.append(
+            "the validation data prefer the plain model, so the latent variance was scaled away: try a larger prior "
+            "precision, fewer random parameters or pg.linearise, or raise tolerance="
+        )
+    elif report.at_bound:
+        trouble.append(
+            f"the scale is at the end of its range, {report.after:.3g}: the posterior is far too narrow for these "
+            "data; fit it again with a smaller prior precision"
+        )
+    if report.undetermined:
+        (name, values), *_ = report.own.items()
+        trouble.append(
+            f"the {name} is at the end of its range ({values.flatten().tolist()}): {report.points} validation points "
+            "do not determine it; give more of them"
+        )
+    for each in trouble:
+        warnings.warn(each, stacklevel=4)
