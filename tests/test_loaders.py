@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
 from torch import Tensor, nn
@@ -212,15 +213,16 @@ def test_inputs_with_and_without_targets(form: str) -> None:
         assert torch.equal(torch.cat(list(input_batches(ALONE[form](), one, rows=4))), A)
 
 
-@pytest.mark.parametrize("form", [*FORMS, "(a, b)", "{}", "all at once", "encoded at once"])
+@pytest.mark.parametrize("form", [*FORMS, "(a, b)", "{}", "both at once", "all at once", "encoded at once"])
 def test_several_inputs_with_and_without_targets(form: str, posterior: pg.Posterior) -> None:
     further = {
         "(a, b)": lambda: [(A, B)],
+        "both at once": lambda: (A, B),
         "{}": lambda: [{"a": A, "b": B}],
         "all at once": lambda: {"a": A, "b": B, "labels": Y},
         "encoded at once": lambda: BatchEncoding({"a": A, "b": B}),
     }
-    named = form in NAMED or (form in further and form != "(a, b)")
+    named = form in NAMED or (form in further and form not in ("(a, b)", "both at once"))
     made = net(posterior, "labels" if named else "(a, b, y)")
     parts = [made(x).mean for x in input_batches((FORMS | further)[form](), made.takes, rows=5)]
     torch.testing.assert_close(torch.cat(parts), MODEL(A, B))
@@ -242,6 +244,7 @@ def test_uncertain_inputs_are_cut_into_rows() -> None:
         ([()], "batch 0 is empty"),
         ([(A, B, Y, Y)], r"yields a tuple of 4; the network takes 2 positional inputs"),
         (None, "the loader is None"),
+        (pyarrow.array([1.0]), r"the data are a DoubleArray: give its \.to_numpy"),
         (TensorDataset(A), "is a dataset"),
     ],
 )
