@@ -14,7 +14,7 @@ from propagauss.demo.methods import Sampler
 from propagauss.engines.linearise import linearise
 from propagauss.engines.streamline import streamline
 from propagauss.gaussian import Gaussian
-from propagauss.posteriors import DiagonalPosterior, KroneckerPosterior, Posterior
+from propagauss.posteriors import KroneckerPosterior, Posterior
 from propagauss.posteriors.kronecker import Eigenfactors
 
 MONTE_CARLO_BATCHES = 4  # of validation data, for the scale of the Monte Carlo link: 50 times as dear as the others
@@ -114,19 +114,3 @@ def factored(posterior: KroneckerPosterior) -> KroneckerPosterior:
         variance = 1 / torch.outer(left + root, right + root)
         factors[name] = Eigenfactors(f.left, f.right, variance.to(f.variance))
     return posterior._with(factors)
-
-
-def with_precision(posterior: Posterior, precision: float) -> Posterior:
-    """The same curvature under another prior precision."""
-    known = posterior.details["prior_precision"]
-
-    def change(variance: Tensor) -> Tensor:
-        curvature = (1 / variance.double() - known).clamp(min=0)
-        return (1 / (curvature + precision)).to(variance)
-
-    if isinstance(posterior, KroneckerPosterior):
-        new = posterior._with({n: replace(f, variance=change(f.variance)) for n, f in posterior._factors.items()})
-    else:
-        new = DiagonalPosterior({n: change(posterior.variance(n)) for n in posterior.names})
-    new.details = {"prior_precision": precision}
-    return new

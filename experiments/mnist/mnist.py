@@ -23,6 +23,7 @@ from propagauss import metrics
 from propagauss.demo.methods import Sampler
 from propagauss.demo.report import plots
 from propagauss.posteriors import KroneckerPosterior
+from propagauss.posteriors.precision import with_prior_precision
 
 SAMPLES = {"full": 1000, "quick": 20}
 SWEEP = {"full": [10 ** (k / 2) for k in range(-1, 9)], "quick": [1.0, 100.0]}  # times the marginal likelihood's choice
@@ -143,7 +144,7 @@ def sweep_precision(
     best, found = posterior.details["prior_precision"], []
     parts = {"validation": some(trained.data.validation), "test": some(trained.data.test)}
     for factor in factors:
-        changed = mlp.with_precision(posterior, factor * best)
+        changed = with_prior_precision(posterior, factor * best)
         sampler = Sampler(trained.model, changed, draws, seed=0)
         validation = batches(parts["validation"])
         (narrow,) = mlp.glm(trained.model, changed, "LA", validation, fitted=False)
@@ -177,7 +178,7 @@ def tuned_groups(
     chosen = {
         way: min(sweep, key=lambda e: e[way]["validation"])["prior_precision"] for way in ("sampling", "GLM", "ours")
     }
-    at = {way: mlp.with_precision(posterior, precision) for way, precision in chosen.items()}
+    at = {way: with_prior_precision(posterior, precision) for way, precision in chosen.items()}
     yield [mlp.sampler(model, at["sampling"], "LA", samples, form="prior tuned")]
     yield mlp.glm(model, at["GLM"], "LA", validation, form="prior tuned", fitted=False)
     yield mlp.ours(model, at["ours"], "LA", validation, ("probit", "mean_field"), "prior tuned", covariance="full")[:2]

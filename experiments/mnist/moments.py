@@ -19,6 +19,7 @@ from experiments.published import moments as published
 from experiments.report import html
 from propagauss.demo.report import plots
 from propagauss.posteriors import Posterior
+from propagauss.posteriors.precision import with_prior_precision
 
 Way = Literal["linearise", "moments"]
 WAYS: tuple[Way, ...] = ("linearise", "moments")
@@ -67,7 +68,7 @@ def sweep_precision(trained: Trained, posterior: Posterior, factors: Sequence[fl
     parts = {"validation": some(trained.data.validation), "test": some(trained.data.test)}
     for factor in factors:
         precision = factor * posterior.details["prior_precision"]
-        changed = mlp.with_precision(posterior, precision)
+        changed = with_prior_precision(posterior, precision)
         entry: dict[str, Any] = {"prior_precision": precision}
         for way in WAYS:
             fitted, _ = mlp.ours(
@@ -81,7 +82,7 @@ def sweep_precision(trained: Trained, posterior: Posterior, factors: Sequence[fl
 def tuned(trained: Trained, posterior: Posterior, sweep: Sequence[Record], way: Way) -> Predictor:
     """With the prior precision of least NLPD on validation images."""
     precision = min(sweep, key=lambda e: e[way]["validation"])["prior_precision"]
-    changed, validation = mlp.with_precision(posterior, precision), batches(trained.data.validation)
+    changed, validation = with_prior_precision(posterior, precision), batches(trained.data.validation)
     return mlp.ours(trained.model, changed, "LA", validation, ("probit",), way + TUNED, activation=way)[0]
 
 

@@ -19,7 +19,6 @@ from experiments.datasets import DataMissing, available
 from experiments.frame.experiment import Context, Experiment, Record, Section, Unit
 from experiments.methods import draws
 from experiments.methods.classify import LINKS, Batches, Link, Predictor, Remembered, _gaussian, plain
-from experiments.methods.mlp import with_precision
 from experiments.published import gpt as published
 from experiments.report import html, score_tables
 from experiments.transformers.gpt_features import TESTED_ON, Features, features
@@ -27,6 +26,7 @@ from experiments.transformers.gpt_networks import BACKBONES, HEAD_STDDEV, from_c
 from propagauss.engines.streamline import streamline
 from propagauss.likelihoods.links import mean_field, probit
 from propagauss.posteriors import Posterior, fit_laplace
+from propagauss.posteriors.precision import with_prior_precision
 from propagauss.predictive.baselines import GLM
 
 __all__ = ["EXPERIMENT", "from_checkpoint", "tuned"]
@@ -157,7 +157,7 @@ def best_prior(suffix: nn.Module, posterior: Posterior, held: Batches) -> tuple[
     """
     given, found = posterior.details["prior_precision"], []
     for precision in (given, *PRIORS):
-        net = streamline(suffix, with_precision(posterior, precision), held[0][0][:2])
+        net = streamline(suffix, with_prior_precision(posterior, precision), held[0][0][:2])
         with torch.no_grad():
             pairs = [(net(x), y) for x, y in held]
         losses = torch.cat([-probit(g.mean, g.variance)[range(len(y)), y] for g, y in pairs]).double()
@@ -166,7 +166,7 @@ def best_prior(suffix: nn.Module, posterior: Posterior, held: Batches) -> tuple[
         found.append({"precision": precision, "nlpd": None if bad else losses.mean().item()})
         found[-1]["variance"] = None if bad else variance
     best = min((e for e in found if e["nlpd"] is not None), key=lambda e: e["nlpd"])
-    return with_precision(posterior, best["precision"]), found
+    return with_prior_precision(posterior, best["precision"]), found
 
 
 def fine_tune(suffix: nn.Module, mlps: tuple[str, ...], train: Features, how: Mapping[str, Any]) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from propagauss.predictive.predictions import Predictions
     from propagauss.predictive.regressor import Regressor
     from propagauss.rules import rule
+    from propagauss.tuning.tune import tune
 
 _HOMES = {
     "BinaryClassifier": "predictive.binary",
@@ -65,6 +66,7 @@ _HOMES = {
     "load_posterior": "posteriors",
     "rule": "rules",
     "streamline": "engines.streamline",
+    "tune": "tuning.tune",
 }
 _MODULES = ("baselines", "links", "metrics", "tasks")
 
@@ -100,6 +102,7 @@ __all__ = [
     "rule",
     "streamline",
     "tasks",
+    "tune",
 ]
 
 

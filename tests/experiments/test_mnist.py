@@ -18,6 +18,7 @@ from experiments.published import mnist as published
 from experiments.published import rotated as published_curves
 from propagauss.baselines import GLM
 from propagauss.posteriors import DiagonalPosterior, KroneckerPosterior, fit_laplace
+from propagauss.posteriors.precision import with_prior_precision
 from propagauss.predictive.classifier import Classifier
 
 
@@ -113,7 +114,7 @@ def test_other_forms_of_a_kronecker_posterior(small):
     posterior = KroneckerPosterior(factors, 0.3).bind(dict(model.named_parameters()))
     posterior.details = {"prior_precision": 0.3}
     expected = KroneckerPosterior(factors, 0.3, damping="factored"), KroneckerPosterior(factors, 7.0)
-    found = mlp.factored(posterior), mlp.with_precision(posterior, 7.0)
+    found = mlp.factored(posterior), with_prior_precision(posterior, 7.0)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.to_dense(), other.to_dense())
     assert found[1].details["prior_precision"] == 7.0
@@ -123,7 +124,7 @@ def test_other_priors_of_a_diagonal_posterior(small):
     model, x, y = small
     posterior = fit_laplace(model, [(x, y)], prior_precision=2.0, progress=False)
     expected = fit_laplace(model, [(x, y)], prior_precision=50.0, progress=False)
-    torch.testing.assert_close(mlp.with_precision(posterior, 50.0).to_dense(), expected.to_dense())
+    torch.testing.assert_close(with_prior_precision(posterior, 50.0).to_dense(), expected.to_dense())
 
 
 # -- units and sections

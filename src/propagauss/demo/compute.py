@@ -11,13 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-import propagauss
 from propagauss.demo import classification, data, regression
 from propagauss.demo.methods import STRUCTURES, Result, Structure
 from propagauss.demo.regression import Band
 from propagauss.demo.training import train, train_classifier
 from propagauss.engines.streamline import Streamlined, streamline
 from propagauss.posteriors import Posterior, fit_laplace
+from propagauss.version import __version__
 
 PICTURE: tuple[Structure, ...] = ("diagonal", "kronecker")  # posteriors of the one-dimensional picture
 STEPS = 2 * (2 + 4 * len(STRUCTURES)) + 2  # for each study, then timing and picture
@@ -156,7 +156,7 @@ def _sizes(split: data.Split, hidden: tuple[int, ...], likelihood: _Likelihood) 
 
 
 def _versions() -> dict[str, str]:
-    return {"propagauss": propagauss.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"propagauss": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _study_dict(study: Study) -> dict[str, Any]:

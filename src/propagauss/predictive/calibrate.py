@@ -58,8 +58,7 @@ class Calibration(FitReport):
         return any(abs(math.log(self.after / bound)) < 1e-3 for bound in self.bounds)
 
     def __str__(self) -> str:
-        text = super().__str__().removesuffix(" (at the end of the range)")
-        return f"{text}; {self.why}"
+        return f"{super().__str__().removesuffix(' (at the end of the range)')}; {self.why}"
 
     @property
     def why(self) -> str:

@@ -1,0 +1,165 @@
+"""What was tried, how good it was and what it cost: a table, and which of it to take."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from propagauss.checks import new_file
+from propagauss.predictive.calibrate import paired
+from propagauss.tuning.candidates import Candidate
+from propagauss.tuning.judge import Verdict
+
+NOTHING = 1e-6  # a difference in NLPD that nobody will notice
+AS_CHEAP = 1.2  # costs within this factor count as equal
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate. What it did is from data that did not calibrate it; None where there is nothing to say."""
+
+    name: str
+    parameters: str
+    structure: str
+    engine: str
+    link: str
+    prior_precision: float | None = None
+    nlpd: float | None = None
+    error: float | None = None  # standard error of the NLPD
+    ece: float | None = None
+    aurc: float | None = None
+    cost: float | None = None  # times a plain forward pass
+    memory: float | None = None  # times the plain model
+    failure: str = ""  # why it was not judged
+    winner: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row, and what stands behind it."""
+
+    row: Row
+    candidate: Candidate
+    verdict: Verdict | None = None
+
+    @property
+    def judged(self) -> Verdict:
+        assert self.verdict is not None
+        return self.verdict
+
+
+class Leaderboard:
+    """The candidates of `tune`, the best first; `print` it, or take its `rows`.
+
+    `str(leaderboard)` has a line for each candidate, and says at the end which was taken, and why. `report` writes it
+    as a page with plots.
+    """
+
+    def __init__(self, entries: Sequence[Entry], winner: Entry, why: str, points: int):
+        judged = sorted((e for e in entries if e.verdict is not None), key=lambda e: e.judged.nlpd)
+        failed = [e for e in entries if e.verdict is None]
+        self.entries = [self._marked(e, winner) for e in (*judged, *failed)]
+        self.why, self.points = why, points
+
+    @staticmethod
+    def _marked(entry: Entry, winner: Entry) -> Entry:
+        return dataclasses.replace(entry, row=dataclasses.replace(entry.row, winner=entry is winner))
+
+    @property
+    def rows(self) -> list[Row]:
+        return [entry.row for entry in self.entries]
+
+    @property
+    def winner(self) -> Row:
+        return next(row for row in self.rows if row.winner)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as dictionaries, for a data frame or JSON."""
+        return [dataclasses.asdict(row) for row in self.rows]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
+        lines = [HEAD, *(cells_of(row) for row in self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+        text = [_line(line, widths) for line in lines]
+        text = [f"{line}  {row.failure}".rstrip() for line, row in zip(text, [_NONE, *self.rows], strict=True)]
+        text.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join([*text, self.why])
+
+    __repr__ = __str__
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write the table with plots as an HTML file that needs nothing else; returns its path."""
+        from propagauss.tuning.report import write  # matplotlib is slow to import, and optional
+
+        return write(self, new_file(path, "the path of the report"))
+
+
+HEAD = ["candidate", "NLPD", "±", "ECE", "AURC", "cost", "memory"]
+_NONE = Row("", "", "", "", "")
+
+
+def cells_of(row: Row) -> list[str]:
+    numbers = [(row.nlpd, ".4f"), (row.error, ".4f"), (row.ece, ".4f"), (row.aurc, ".4f"), (row.cost, ".1f")]
+    shown = ["" if value is None else format(value, form) for value, form in (*numbers, (row.memory, ".1f"))]
+    shown[4:] = [f"{each}x" if each else "" for each in shown[4:]]
+    return [f"{'*' if row.winner else ' '} {row.name}", *shown]
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *rest = (f"{c:<{w}}" if i == 0 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+    return "  ".join([first, *rest]).rstrip()
+
+
+def choose(entries: Sequence[Entry], points: int) -> tuple[Entry, str]:
+    """The one to take, and why.
+
+    Of all that is within one standard error of the least NLPD, paired over the points, what has no epistemic variance
+    is left out unless nothing else remains (nor what calibration took it from); of the rest the cheapest is taken, and
+    of equally cheap ones the best.
+    """
+    judged = [e for e in entries if e.verdict is not None]
+    best = min(judged, key=lambda e: e.judged.nlpd)
+    tied = [e for e in judged if _is_tied(e, best)]
+    uncertain = [e for e in tied if e.candidate.engine != "plain" and e.judged.kept]
+    pool = uncertain or [e for e in tied if e.candidate.engine == "plain"] or tied
+    least = min(e.row.cost or 1.0 for e in pool)
+    winner = min((e for e in pool if (e.row.cost or 1.0) <= AS_CHEAP * least), key=lambda e: e.judged.nlpd)
+    return winner, _why(winner, best, judged, points)
+
+
+def _is_tied(one: Entry, other: Entry) -> bool:
+    mean, error = paired(one.judged.losses, other.judged.losses)
+    return mean <= error + NOTHING
+
+
+def _why(winner: Entry, best: Entry, judged: Sequence[Entry], points: int) -> str:
+    where = f"on {points} validation points, {winner.judged.nlpd:.4f}"
+    if winner.candidate.engine == "plain":
+        return (
+            f"'{winner.row.name}' wins: no posterior that keeps its variance is within one standard error of the least "
+            f"NLPD {where}. Its predictions have no epistemic uncertainty."
+        )
+    if winner is best:
+        text = f"'{winner.row.name}' wins with the least NLPD {where}."
+    else:
+        text = (
+            f"'{winner.row.name}' wins: the cheapest of those that have epistemic uncertainty and are within one "
+            f"standard error of the least NLPD {where} against {best.judged.nlpd:.4f} of '{best.row.name}'."
+        )
+    plain = [e for e in judged if e.candidate.engine == "plain"]
+    if plain:
+        base = min(plain, key=lambda e: e.judged.nlpd)
+        mean, error = paired(winner.judged.losses, base.judged.losses)
+        word = "below" if mean < 0 else "above"
+        text += f" It is {abs(mean):.4f} ± {error:.4f} {word} '{base.row.name}'."
+    return text

@@ -1,0 +1,224 @@
+"""`tune`: what it tries, which it takes, and what becomes of candidates that fail."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import propagauss as pg
+from propagauss.demo.data import Split, diabetes, digits
+from propagauss.predictive.calibrate import paired
+from propagauss.predictive.predictor import Predictor
+from propagauss.tuning.candidates import Candidate
+from propagauss.tuning.groups import groups
+from propagauss.tuning.judge import Verdict
+from propagauss.tuning.leaderboard import Entry, Leaderboard, Row, choose
+
+torch.set_num_threads(1)
+MUCH = 1e4  # a budget that nothing exceeds: networks this small are all overhead
+
+
+def trained(model: nn.Module, pair: tuple[Tensor, Tensor], loss, steps: int) -> nn.Module:
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2, weight_decay=1e-3)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss(model(pair[0]), pair[1]).backward()
+        optimiser.step()
+    return model.eval()
+
+
+@cache
+def toy() -> tuple[nn.Module, Split]:
+    """As in the tutorial."""
+    torch.manual_seed(0)
+    x = torch.randn(900, 2)
+    y = (x.prod(dim=1) + 0.3 * torch.randn(900) > 0).long()
+    split = Split((x[:150], y[:150]), (x[150:400], y[150:400]), (x[400:], y[400:]))
+    model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
+    return trained(model, split.train, F.cross_entropy, 200), split
+
+
+@cache
+def digit() -> tuple[nn.Module, Split]:
+    torch.manual_seed(0)
+    split = digits()
+    model = nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 10))
+    return trained(model, split.train, F.cross_entropy, 150), split
+
+
+@cache
+def disease() -> tuple[nn.Module, Split]:
+    torch.manual_seed(0)
+    split = diabetes()
+    return trained(nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 1)), split.train, F.mse_loss, 300), split
+
+
+CASES = {"toy": (toy, "classification"), "digits": (digit, "classification"), "diabetes": (disease, "regression")}
+
+
+@cache
+def tuned(case: str) -> Predictor:
+    make, likelihood = CASES[case]
+    model, split = make()
+    return pg.tune(model, split.train_loader, split.validation_loader, likelihood, MUCH, progress=False)
+
+
+def losses(predictor: Predictor, split: Split) -> Tensor:
+    x, y = split.test
+    with torch.no_grad():
+        return -predictor(x).log_prob(y).double().reshape(len(y), -1).mean(1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_winner_is_not_worse_than_the_plain_model(case):
+    """By more than two standard errors, paired over test points that nothing was fitted on."""
+    make, likelihood = CASES[case]
+    model, split = make()
+    best, net = tuned(case), pg.streamline(model, None, split.test[0][:2])
+    if likelihood == "classification":
+        plain: Predictor = pg.Classifier(net)
+    else:
+        plain = pg.Regressor(net).calibrate(split.validation_loader, progress=False)
+    mean, error = paired(losses(best, split), losses(plain, split))
+    assert mean <= 2 * error
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_winner_predicts_is_saved_and_knows_far_inputs(case, tmp_path):
+    _, split = CASES[case][0]()
+    best = tuned(case)
+    row, (x, _) = best.leaderboard.winner, split.test
+    loaded = pg.load(best.save(tmp_path / "best.pt2"))
+    near, far = (loaded.predict(each, progress=False).epistemic for each in (x, 6 * torch.randn_like(x)))
+    near, far = (each.reshape(len(x), -1).mean(1) for each in (near, far))
+    if row.engine == "plain":
+        assert abs(np.concatenate([near, far])).max() < 1e-6 and "no epistemic uncertainty" in best.leaderboard.why
+        return
+    scores = torch.from_numpy(np.concatenate([near, far]))
+    assert pg.metrics.auroc(scores, torch.arange(2 * len(x)) >= len(x)) > 0.8
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_leaderboard(case, tmp_path):
+    board = tuned(case).leaderboard
+    text = str(board)
+    assert sum(row.name in line for row in board.rows for line in text.splitlines()[2:]) >= len(board)
+    assert len(board.records()) == len(board) == len(list(board)) and board.records()[0]["name"] == board.rows[0].name
+    judged = [row for row in board if row.nlpd is not None]
+    assert [row.nlpd for row in judged] == sorted(row.nlpd for row in judged)
+    assert {"streamlined", "linearised", "plain"} <= {row.engine for row in judged}
+    assert {"last layer", "all parameters"} <= {row.parameters for row in judged}
+    assert all(row.cost > 0 and row.memory >= 1 for row in judged)
+    assert (judged[0].ece is not None) == (CASES[case][1] == "classification") == (judged[0].aurc is not None)
+    assert board.winner.name in board.why and text.endswith(board.why)
+    page = board.report(tmp_path / "tune.html").read_text()
+    assert board.winner.name in page and page.count("<figure>") == (3 if judged[0].ece is not None else 1)
+
+
+def test_the_model_is_left_alone():
+    model, _ = toy()
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    tuned("toy")
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items()) and not model.training
+    assert all(p.grad is None or p.requires_grad for p in model.parameters())
+
+
+# -- failures
+
+
+class Odd(nn.Module):
+    """What comes out depends on a comparison of the sum of all samples: no engine can trace it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if float(x.sum()) > 1e9 else self.layer(x) * 2
+
+
+def test_nothing_can_be_tried():
+    _, split = toy()
+    with pytest.raises(pg.InputError, match="nothing could be tried"):
+        pg.tune(Odd().eval(), split.train_loader, split.validation_loader, progress=False)
+
+
+def test_a_small_budget_leaves_the_plain_model():
+    model, split = toy()
+    best = pg.tune(model, split.train_loader, split.validation_loader, budget=1e-3, progress=False)
+    failed = [row for row in best.leaderboard if row.failure]
+    assert failed and all("over the budget" in row.failure and row.nlpd is None for row in failed)
+    assert best.leaderboard.winner.engine == "plain" and "over the budget" in str(best.leaderboard)
+    assert best.leaderboard.winner.name in ("plain model", "temperature scaling")
+
+
+def test_training_data_that_cannot_be_fitted_are_a_line_each():
+    model, split = toy()
+    broken = [(split.train[0] * float("inf"), split.train[1])]
+    best = pg.tune(model, broken, split.validation_loader, budget=MUCH, progress=False)
+    assert {row.engine for row in best.leaderboard if row.nlpd is not None} == {"plain"}
+    assert all("finite" in row.failure for row in best.leaderboard if row.engine != "plain")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"likelihood": "gamma"}, "likelihood is 'gamma'"),
+        ({"budget": 0}, "budget is 0"),
+        ({"validation": []}, "empty"),
+        ({"model": lambda x: x}, "nn.Module"),
+    ],
+)
+def test_bad_arguments(change, message):
+    model, split = toy()
+    given = {"model": model, "train": split.train_loader, "validation": split.validation_loader} | change
+    with pytest.raises(pg.InputError, match=message):
+        pg.tune(**given, progress=False)
+
+
+# -- parts
+
+
+def test_groups_follow_the_structure_of_the_model():
+    mlp = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    found = groups(mlp)
+    assert found["last layer"] == ("4.weight", "4.bias")
+    assert found["last block"] == ("2.weight", "2.bias", "4.weight", "4.bias")
+    assert len(found["all parameters"]) == 6
+    deep = nn.ModuleDict({"blocks": nn.ModuleList(nn.Linear(3, 3) for _ in range(3)), "head": nn.Linear(3, 2)})
+    assert groups(deep)["last block"] == ("blocks.2.weight", "blocks.2.bias", "head.weight", "head.bias")
+    assert groups(nn.Linear(3, 2)) == {"last layer": ("weight", "bias")}
+    assert groups(nn.ReLU()) == {}
+    frozen = mlp.requires_grad_(False)
+    frozen[4].requires_grad_(True)
+    assert groups(frozen) == {"last layer": ("4.weight", "4.bias")}
+
+
+def entry(name: str, shift: float, cost: float, engine="streamlined", kept: bool = True) -> Entry:
+    base = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    own = 0.02 * torch.randn(400, generator=torch.Generator().manual_seed(len(name)), dtype=torch.float64)
+    verdict = Verdict(base + own - own.mean() + shift, None, None, kept)
+    return Entry(Row(name, "", "", engine, "", nlpd=verdict.nlpd, cost=cost), Candidate(engine=engine), verdict)
+
+
+def test_choice():
+    """Ties are those within one standard error, here 0.0014."""
+    plain, costly = entry("plain", 0.0, 1.0, "plain"), entry("costly", -0.0004, 4.0)
+    cheap, bad = entry("cheap one", 0.0005, 2.0), entry("bad one of all", 0.1, 1.0)
+    away = entry("away", 0.0, 1.5, kept=False)
+    # the cheapest of those with a variance, though the plain model is as good
+    assert choose([plain, costly, cheap, bad, away], 400)[0] is cheap
+    assert choose([plain, costly, bad], 400)[0] is costly
+    winner, why = choose([plain, bad, away], 400)
+    assert winner is plain and "no epistemic uncertainty" in why
+    better = entry("better than all", -0.1, 5.0)
+    winner, why = choose([plain, costly, cheap, better], 400)
+    assert winner is better and "least NLPD" in why
+    nearly = replace(cheap, row=replace(cheap.row, cost=3.9))
+    assert choose([costly, nearly], 400)[0] is costly  # about as cheap, and better
+    board = Leaderboard([plain, costly, cheap], cheap, "why", 400)
+    assert board.winner.name == "cheap one" and str(board).count("*") == 1
