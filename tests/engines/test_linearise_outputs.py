@@ -393,7 +393,7 @@ def test_regression_has_only_noise_elsewhere() -> None:
     assert regressor.joint(x).covariance_matrix.shape == (B, 6, 6)
     regressor.fit_scale([(x, model(x).detach() + 0.5)], fit_noise=True, progress=False)
     with pytest.raises(pg.InputError, match="variance is zero"):
-        pg.Regressor(net)(x)
+        pg.Regressor(net, noise=0.0)(x)
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])

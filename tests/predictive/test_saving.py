@@ -58,6 +58,12 @@ X, Y = torch.randn(9, 4), torch.randint(0, 3, (9,))
 MODEL = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
 
 
+TWO = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
+PIXELS = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1)).eval()
+IMAGES = torch.randn(9, 1, 5, 5)
+FITTED = pg.fit_laplace(MODEL, [(X, torch.randn(9, 3))], likelihood="regression", progress=False)
+
+
 def posterior(model: nn.Module) -> pg.Posterior:
     return pg.DiagonalPosterior({n: torch.full_like(p, 5e-2) for n, p in model.named_parameters()})
 
@@ -84,6 +90,10 @@ CASES: dict[str, tuple[Callable[[], Predictor], Any]] = {
     "regressor": (lambda: pg.Regressor(streamlined(), noise=0.1, scale=2.0), X),
     "several noises": (lambda: pg.Regressor(linearised(), noise=SEVERAL), X),
     "yes or no": (lambda: pg.BinaryClassifier(streamlined(), link="quadrature", temperature=1.7), X),
+    "temperature": (lambda: pg.Classifier(streamlined(), temperature=1.3, ignore_index=-1), X),
+    "pixels": (lambda: pg.Classifier(of(PIXELS, IMAGES[:2]), class_dim=1), IMAGES),
+    "fitted noise": (lambda: pg.Regressor(pg.streamline(MODEL, FITTED, X[:2])), X),
+    "noise for each input": (lambda: pg.HeteroscedasticRegressor(of(TWO, X[:2]), noise_factor=1.5), X),
     "counts": (lambda: Predictor(streamlined(), PoissonLikelihood(), scale=0.5), X),
     "times": (lambda: Predictor(streamlined(), ExponentialLikelihood()), X),
     "plain model": (lambda: pg.Classifier(pg.streamline(MODEL, None, X[:2])), X),
@@ -163,6 +173,17 @@ def test_a_loaded_predictor_calibrates_and_exports(tmp_path: Path) -> None:
     assert pg.load(noisy.save(tmp_path / "r2.pt2")).scale == noisy.scale
 
 
+def test_what_calibrate_found_is_saved(tmp_path: Path) -> None:
+    x = 3 * torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    data = [(x, torch.multinomial(MODEL(x).softmax(-1), 1).squeeze(-1))]
+    classifier = pg.Classifier(streamlined()).calibrate(data, progress=False)
+    loaded = pg.load(classifier.save(tmp_path / "p.pt2"))
+    assert isinstance(loaded, pg.Classifier)
+    assert (loaded.temperature, loaded.scale) == (classifier.temperature, classifier.scale)
+    again = loaded.calibrate(data, progress=False)
+    assert again.temperature == pytest.approx(classifier.temperature, rel=1e-3)
+
+
 def test_no_class_of_the_model_is_needed(tmp_path: Path) -> None:
     """Nor anything else of this process."""
     predictor = pg.Classifier(of(Masked(), {"x": X[:2], "mask": X[:2, :1]}))
@@ -216,6 +237,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "baseline": (lambda p: pg.Classifier(MAP(MODEL)).save(p / "p.pt2"), "not of a MAP: use pg.streamline"),
+    "no noise": (lambda p: pg.Regressor(streamlined()).save(p / "p.pt2"), r"noise .* is not known.*noise=\.\.\."),
     "ending": (lambda p: pg.Classifier(streamlined()).save(p / "p.pt"), r"must end in \.pt2"),
     "folder": (lambda p: pg.Classifier(streamlined()).save(p / "no" / "p.pt2"), "there is no folder"),
     "path": (lambda p: pg.Classifier(streamlined()).save(3), "path to save to is 3"),  # type: ignore[arg-type]

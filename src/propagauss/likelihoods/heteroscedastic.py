@@ -32,6 +32,7 @@ class HeteroscedasticLikelihood(Likelihood):
     noise_factor: float | Tensor = 1.0
 
     name: ClassVar[str] = "heteroscedastic"
+    normal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.noise_factor, Tensor):  # whoever gives a tensor has looked at it: it may be traced

@@ -51,6 +51,7 @@ class Saved(Streamlined):
         nn.Module.__init__(self)
         self.body = program  # type: ignore[assignment]
         self.plan, self.slots, self.settings = plan, slots, {}
+        self.noise = None  # predictors have their own
         self._in_spec = flatten(*form)[1]
         self._out_spec = pytree.tree_structure(0)
         self._single = len(slots) == 1 and self._in_spec == flatten((torch.zeros(1),), {})[1]

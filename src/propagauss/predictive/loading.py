@@ -20,6 +20,7 @@ from propagauss.predictive.archive import Refused, State
 from propagauss.predictive.binary import BinaryClassifier
 from propagauss.predictive.classifier import Classifier
 from propagauss.predictive.export import sizes_of
+from propagauss.predictive.heteroscedastic import HeteroscedasticRegressor
 from propagauss.predictive.predictor import Predictor
 from propagauss.predictive.regressor import Regressor
 
@@ -27,6 +28,7 @@ DOORS: dict[str, type[Predictor]] = {  # by likelihood
     "classification": Classifier,
     "binary": BinaryClassifier,
     "regression": Regressor,
+    "heteroscedastic": HeteroscedasticRegressor,
 }
 
 

@@ -4,11 +4,13 @@
 
 with `Λ_n = Σ_c s_nc s_ncᵀ` the Hessian of the loss of sample `n` in its outputs (the rest is in gradients.py). Each
 class (one is in kfac.py) holds one structure: `add` takes a batch, `merge` sums over processes that share the data,
-`eigenvalues` serves the choice of the prior, `posterior` adds the prior and inverts. Sums are kept in double precision.
+`eigenvalues` serves the choice of the prior (`log_det` that of one for each layer), `posterior` adds the prior and
+inverts. Sums are kept in double precision.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -17,9 +19,11 @@ from torch import Tensor
 
 from propagauss.posteriors.base import Posterior, flat
 from propagauss.posteriors.diagonal import DiagonalPosterior
+from propagauss.posteriors.full import FullPosterior
 from propagauss.posteriors.laplace.capture import Use
 from propagauss.posteriors.laplace.gradients import Batch, Forward, as_stored, per_sample_gradients
 from propagauss.posteriors.laplace.kfac import KroneckerCurvature
+from propagauss.posteriors.laplace.layers import Prior, of_name, separable_log_det
 from propagauss.posteriors.laplace.ranks import Ranks
 from propagauss.posteriors.memory import require_memory
 from propagauss.posteriors.spectral import SpectralPosterior
@@ -62,10 +66,14 @@ class DiagonalCurvature:
     def eigenvalues(self) -> np.ndarray:
         return torch.cat([s.flatten() for s in self._sums.values()]).cpu().numpy()
 
-    def posterior(self, prior_precision: float, noise: float) -> Posterior:
+    def log_det(self, layers: Mapping[str, list[str]]) -> Callable[[Tensor], Tensor]:
+        return separable_log_det(self._sums, layers)
+
+    def posterior(self, prior_precision: Prior, noise: float) -> Posterior:
         """`1 / (diag(H) / σ² + δ)`"""
         dtype = self.forward.parameters[self.names[0]].dtype
-        return DiagonalPosterior({n: (1 / (s / noise**2 + prior_precision)).to(dtype) for n, s in self._sums.items()})
+        variances = {n: 1 / (s / noise**2 + of_name(prior_precision, n)) for n, s in self._sums.items()}
+        return DiagonalPosterior({n: v.to(dtype) for n, v in variances.items()})
 
 
 class FullCurvature:
@@ -127,12 +135,48 @@ class FullCurvature:
     def eigenvalues(self) -> np.ndarray:
         return self._eigen[0].cpu().numpy()
 
-    def posterior(self, prior_precision: float, noise: float) -> Posterior:
+    def log_det(self, layers: Mapping[str, list[str]]) -> Callable[[Tensor], Tensor]:
+        """Of `I + D^-½ H D^-½`, or of `I + R D⁻¹ Rᵀ` while `H = Rᵀ R` is kept as its rows."""
+        number = {name: i for i, names in enumerate(layers.values()) for name in names}
+        sizes = torch.tensor([self.forward.size(n) for n in self.names])
+        index = torch.tensor([number[n] for n in self.names]).repeat_interleave(sizes).to(self._first.device)
+        rows = None if self._matrix is not None else torch.cat(self._rows).double()
+
+        def log_det(ratios: Tensor) -> Tensor:
+            scale = ratios.to(index.device)[index].rsqrt()  # [P]
+            if rows is None:
+                assert self._matrix is not None
+                inner = scale.unsqueeze(1) * self._matrix * scale
+            else:
+                scaled = rows * scale
+                inner = scaled @ scaled.mT
+            identity = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
+            return 2 * torch.linalg.cholesky(identity + inner).diagonal().log().sum().cpu()
+
+        return log_det
+
+    def posterior(self, prior_precision: Prior, noise: float) -> Posterior:
         """`(H / σ² + δ I)⁻¹`"""
+        if not isinstance(prior_precision, float | int):
+            return self._with_layers(prior_precision, noise)
         values, vectors = self._eigen
         variances = 1 / (values / noise**2 + prior_precision)
         dtype = self._first.dtype
         return SpectralPosterior(self.names, vectors.to(dtype), variances.to(dtype), 1 / prior_precision)
+
+    def _with_layers(self, prior_precision: Mapping[str, float], noise: float) -> Posterior:
+        """`D^-½ (D^-½ H D^-½ / σ² + I)⁻¹ D^-½`, dense."""
+        require_memory(4 * 8 * self._size**2, f"a full covariance over {self._size} parameters", self._first.device)
+        ones = [torch.full((self.forward.size(n),), prior_precision[n], dtype=torch.float64) for n in self.names]
+        scale = torch.cat(ones).to(self._first.device).rsqrt()
+        matrix = self._matrix
+        if matrix is None:
+            rows = torch.cat(self._rows).double()
+            matrix = rows.mT @ rows
+        inner = scale.unsqueeze(1) * matrix * scale / noise**2
+        root = torch.linalg.cholesky(inner + torch.eye(self._size, dtype=inner.dtype, device=inner.device))
+        covariance = scale.unsqueeze(1) * torch.cholesky_inverse(root) * scale
+        return FullPosterior(self.names, ((covariance + covariance.mT) / 2).to(self._first.dtype))
 
 
 Curvature = DiagonalCurvature | KroneckerCurvature | FullCurvature

@@ -12,7 +12,7 @@ import fnmatch
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from propagauss.alone import ALONE
-from propagauss.checks import choice, number
+from propagauss.checks import choice, flag, number
 from propagauss.checks import patterns as names_of
 from propagauss.errors import InputError, nearest
 from propagauss.inputs import as_model, batches, check_eval, taken_by
@@ -31,6 +31,7 @@ from propagauss.posteriors.fingerprint import fingerprint as weights_of
 from propagauss.posteriors.laplace.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
 from propagauss.posteriors.laplace.evidence import Evidence
 from propagauss.posteriors.laplace.gradients import Batch, Forward
+from propagauss.posteriors.laplace.layers import LayeredEvidence, Prior, layers_of, warn_of_bounds
 from propagauss.posteriors.laplace.ranks import Ranks, check_parts, fingerprint
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def fit_laplace(
     noise: float | Literal["marginal_likelihood"] = AUTOMATIC,
     progress: bool = True,
     distributed: bool | ProcessGroup = False,
+    per_layer: bool = False,
 ) -> Posterior:
     """Posterior with precision `H / σ² + δ I` around the parameters of a trained model.
 
@@ -81,14 +83,17 @@ def fit_laplace(
         progress: show a progress bar, if the output is a terminal.
         distributed: True (or a process group) if every rank of torch.distributed calls this with the same model and a
             loader over a part of the data of its own, which may be empty. All get the posterior of all the data.
+        per_layer: choose a prior precision for each layer (a module with parameters of its own) by the marginal
+            likelihood, rather than one for all.
 
     Returns:
-        A posterior whose `details` hold `prior_precision`, `noise` (regression) and `log_marginal_likelihood`.
+        A posterior whose `details` hold `prior_precision` (with `per_layer`, `prior_precision.<layer>` of each layer),
+        `noise` (regression) and `log_marginal_likelihood`.
     """
     with torch.inference_mode(False), Ranks.of(distributed) as ranks:
         with ranks.together(), ALONE:  # another thread may have exchanged the parameters
             named = _likelihood(likelihood)
-            delta, sigma = _check_options(named, structure, prior_precision, noise)
+            delta, sigma = _check_options(named, structure, prior_precision, noise, per_layer)
             model = as_model(model)
             check_eval(model)
             check_parts(loader, ranks)
@@ -97,6 +102,7 @@ def fit_laplace(
             checksums = fingerprint(model) if ranks.group is not None else {}
         if ranks.group is not None:
             options = {"likelihood": named.name, "structure": structure, "prior_precision": delta, "noise": sigma}
+            options["per_layer"] = per_layer
             ranks.require_same(options | {"parameters": forward.chosen}, "call fit_laplace alike on all ranks")
             ranks.require_same(checksums, "load the same checkpoint on all ranks, or broadcast it from one")
         with ranks.together():
@@ -111,13 +117,43 @@ def fit_laplace(
             _report_deterministic(forward.chosen, curvature.names)
             squared_norm = sum(forward.parameters[n].double().square().sum().item() for n in curvature.names)
             evidence = Evidence(_eigenvalues(curvature), squared_norm, loss, targets)
-            best = evidence.maximise(delta, sigma)
-        delta, sigma = ranks.gather(best)[0]
-        posterior = curvature.posterior(delta, sigma).bind(forward.parameters)
+            common = evidence.maximise(delta, sigma)
+            chosen = (
+                _by_layer(curvature, evidence, *common, sigma is not None) if per_layer else _for_all(evidence, *common)
+            )
+        chosen = ranks.gather(chosen)[0]
+        posterior = curvature.posterior(chosen.prior, chosen.noise).bind(forward.parameters)
     posterior.fitted_on = weights_of(forward.parameters)
-    posterior.details = {"prior_precision": delta} | ({"noise": sigma} if named.noisy else {})
-    posterior.details["log_marginal_likelihood"] = evidence.log_marginal_likelihood(delta, sigma)
+    posterior.details = chosen.precisions | ({"noise": chosen.noise} if named.noisy else {})
+    posterior.details["log_marginal_likelihood"] = chosen.log_marginal_likelihood
     return posterior
+
+
+class _Chosen(NamedTuple):
+    """The hyperparameters of a posterior."""
+
+    prior: Prior
+    precisions: dict[str, float]  # as they are reported
+    noise: float
+    log_marginal_likelihood: float
+
+
+def _for_all(evidence: Evidence, delta: float, sigma: float) -> _Chosen:
+    return _Chosen(delta, {"prior_precision": delta}, sigma, evidence.log_marginal_likelihood(delta, sigma))
+
+
+def _by_layer(curvature: Curvature, evidence: Evidence, delta: float, sigma: float, fixed: bool) -> _Chosen:
+    """A prior precision for each layer, in a search that starts at the best common one."""
+    layers, parameters = layers_of(curvature.names), curvature.forward.parameters
+    squares = [sum(parameters[n].double().square().sum().item() for n in names) for names in layers.values()]
+    norms = torch.tensor(squares, dtype=torch.float64)
+    layered = LayeredEvidence(curvature.log_det(layers), norms, evidence.loss, evidence.targets)
+    found, sigma = layered.maximise(delta, sigma, fixed or not evidence.targets)
+    by_layer = dict(zip(layers, found.tolist(), strict=True))
+    warn_of_bounds(by_layer)
+    prior = {name: by_layer[layer] for layer, names in layers.items() for name in names}
+    reported = {f"prior_precision.{layer}": value for layer, value in by_layer.items()}
+    return _Chosen(prior, reported, sigma, layered.log_marginal_likelihood(found, sigma))
 
 
 def _likelihood(given: str | Likelihood) -> Likelihood:
@@ -125,9 +161,11 @@ def _likelihood(given: str | Likelihood) -> Likelihood:
 
 
 def _check_options(
-    likelihood: Likelihood, structure: str, prior_precision: float | str, noise: float | str
+    likelihood: Likelihood, structure: str, prior_precision: float | str, noise: float | str, per_layer: bool
 ) -> tuple[float | None, float | None]:
     """`δ` and `σ`, None for what is to be chosen."""
+    if flag(per_layer, "per_layer") and prior_precision != AUTOMATIC:
+        raise InputError(f"per_layer=True chooses prior precisions, so prior_precision= must be '{AUTOMATIC}'")
     choice(structure, "structure", STRUCTURES)
     noisy = [name for name, each in LIKELIHOODS.items() if each.noisy]
     automatic = isinstance(noise, str) and noise == AUTOMATIC

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.kronecker import Eigenfactors, KroneckerPosterior
 from propagauss.posteriors.laplace.capture import Use
 from propagauss.posteriors.laplace.gradients import BUDGET, Batch, Forward
+from propagauss.posteriors.laplace.layers import Prior, of_name, separable_log_det
 from propagauss.posteriors.laplace.ranks import Ranks
 
 
@@ -119,11 +121,14 @@ class KroneckerCurvature:
     def eigenvalues(self) -> np.ndarray:
         return torch.cat([h.flatten() for _, h in self._eigen.values()]).cpu().numpy()
 
-    def posterior(self, prior_precision: float, noise: float) -> Posterior:
+    def log_det(self, layers: Mapping[str, list[str]]) -> Callable[[Tensor], Tensor]:
+        return separable_log_det({name: h for name, (_, h) in self._eigen.items()}, layers)
+
+    def posterior(self, prior_precision: Prior, noise: float) -> Posterior:
         """`(B ⊗ A / σ² + δ I)⁻¹`, exactly"""
         dtype = self.forward.parameters[self.names[0]].dtype
         factors = {}
         for name, (vectors, h) in self._eigen.items():
             right = vectors[1] if len(vectors) > 1 else None
-            factors[name] = Eigenfactors(vectors[0], right, 1 / (h / noise**2 + prior_precision))
+            factors[name] = Eigenfactors(vectors[0], right, 1 / (h / noise**2 + of_name(prior_precision, name)))
         return KroneckerPosterior.from_eigen({n: f.map(lambda t: t.to(dtype)) for n, f in factors.items()})
