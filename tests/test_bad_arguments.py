@@ -581,6 +581,20 @@ add(
 )
 add("baselines.TemperatureScaling", ("None", lambda t: baselines.TemperatureScaling(None), "nn.Module, but is None"))
 add(
+    "Classifier.calibrate",
+    ("tolerance", lambda t: pg.Classifier(t.net).calibrate([(X, Y)], tolerance=-1), "tolerance is -1.*not negative"),
+    ("no loader", lambda t: pg.Classifier(t.net).calibrate(None), "the loader is None"),
+    ("temperature", lambda t: pg.Classifier(t.net, temperature=0), "temperature is 0.*positive"),
+)
+add(
+    "tune",
+    ("no model", lambda t: pg.tune(None, [(X, Y)], [(X, Y)]), "nn.Module, but is None"),
+    ("likelihood", lambda t: pg.tune(t.model, [(X, Y)], [(X, Y)], "gamma"), "likelihood is 'gamma'"),
+    ("budget", lambda t: pg.tune(t.model, [(X, Y)], [(X, Y)], budget="5"), "budget is '5'.*positive"),
+    ("validation", lambda t: pg.tune(t.model, [(X, Y)], None), "the loader is None"),
+    ("few points", lambda t: pg.tune(t.model, [(X, Y)], [(X, Y)]), "there are 4 validation points: give 10"),
+)
+add(
     "tasks.ood",
     ("a model", lambda t: tasks.ood.scores(t.posterior, X), "map inputs to a Gaussian, but is a Diag"),
     ("no loader", lambda t: tasks.ood.scores(t.classifier, None), "the loader is None"),

@@ -61,6 +61,7 @@ def test_the_api_page_has_every_public_name():
     modules = {"baselines", "links", "metrics", "predict", "tasks.linearity", "tasks.ood", "tasks.selective"}
     modules |= {"tasks.sensitivity"}
     report = {f"tasks.fidelity_report.{name}" for name in ("Fidelity", "Part", "Table")} | {"tasks.fidelity.fidelity"}
+    report |= {"tuning.leaderboard.Leaderboard", "tuning.rows.Row"}
     assert shown == (set(propagauss.__all__) - {"__version__", "tasks"}) | modules | report
 
 

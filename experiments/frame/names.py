@@ -14,6 +14,7 @@ NAMES: dict[str, str] = {  # name -> module, in the order of the report
     "moments": "mnist.moments",
     "rotated": "mnist.rotated",
     "ood": "tasks.ood",
+    "calibration": "tasks.calibration",
     "vit": "transformers.vit",
     "gpt": "transformers.gpt",
     "value-covariance": "transformers.value_covariance",

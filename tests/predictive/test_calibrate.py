@@ -74,7 +74,7 @@ class Means(nn.Module):
 def _temperature_of(clf: Classifier, x: Tensor, y: Tensor) -> float:
     """By a dense grid, within the range that `calibrate` allows beside a variance."""
     log_probs = clf.log_probs(x)
-    grid = torch.logspace(math.log10(0.25), 1, 801, dtype=F64)
+    grid = torch.logspace(math.log10(0.5), 1, 801, dtype=F64)
     tempered = (log_probs / grid[:, None, None]).log_softmax(-1)
     return float(grid[tempered[:, torch.arange(len(y)), y].mean(1).argmax()])
 

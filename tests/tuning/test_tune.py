@@ -16,7 +16,8 @@ from propagauss.predictive.predictor import Predictor
 from propagauss.tuning.candidates import Candidate
 from propagauss.tuning.groups import groups
 from propagauss.tuning.judge import Verdict
-from propagauss.tuning.leaderboard import Entry, Leaderboard, Row, choose
+from propagauss.tuning.leaderboard import Leaderboard, choose
+from propagauss.tuning.rows import Entry, Row
 
 torch.set_num_threads(1)
 MUCH = 1e4  # a budget that nothing exceeds: networks this small are all overhead

@@ -94,13 +94,13 @@ def free_temperature(
 ) -> Free:
     """A temperature after the link.
 
-    With a latent variance it stays above a quarter, or a quarter of what it is without one if that is below 1. A
+    With a latent variance it stays above a half, or half of what it is without one if that is below 1. A
     smaller one would multiply logits again that were divided by large standard deviations, and undo the link.
     """
     low, high = TEMPERATURES
 
     def beside(plain: Tensor) -> list[tuple[float, float]]:
-        return [(max(low, math.log(min(1.0, plain.item()) / 4)), high)]
+        return [(max(low, math.log(min(1.0, plain.item()) / 2)), high)]
 
     start = torch.ones((), dtype=torch.float64)
     return Free("temperature", [TEMPERATURES], lambda scale: start, replaced, at_scale, beside)

@@ -21,6 +21,7 @@ from propagauss.predictive.calibrate import COARSE, TOLERANCE, calibrated
 from propagauss.predictive.calibration import HeldOut, held_out
 
 FOLDS = 5
+CLASSES = ("classification", "binary")
 POINTS = 2_000  # more of them cost time and tell no more about which candidate to take
 
 Latents = Sequence[tuple[Gaussian, Tensor]]
@@ -72,7 +73,7 @@ def judge(latents: Latents, likelihood: Likelihood, calibrate: bool) -> Verdict:
             report, fitted = calibrated(part(held, fold != i, likelihood), likelihood, 1.0, TOLERANCE, COARSE)
             scale, kept = report.after, kept + (not report.is_plain)
         inside = [Held(moments.scaled(scale), y) for moments, y in part(held, fold == i, likelihood).batches]
-        losses[fold == i] = torch.cat([_losses(fitted, each) for each in inside])
+        losses[fold == i] = torch.cat([_losses(fitted, each) for each in inside]) * (count / held.targets)
         for found in (_classes(fitted, each) for each in inside):
             if found is not None:
                 probs.append(found[0])
@@ -105,13 +106,13 @@ def _some(held: HeldOut, likelihood: Likelihood) -> HeldOut:
 
 def _losses(likelihood: Likelihood, held: Held) -> Tensor:
     densities = likelihood.log_predictive(*held)
-    return -densities.reshape(len(densities), -1).mean(1)
+    return -densities.reshape(len(densities), -1).sum(1)
 
 
 def _classes(likelihood: Likelihood, held: Held) -> tuple[Tensor, Tensor] | None:
     """Probabilities `[N, C]` and labels `[N]` of all positions; None if the likelihood has no classes."""
     mean, covariance, index = held.moments
-    if index is not None:
+    if index is not None or likelihood.name not in CLASSES:
         return None
     width = mean.shape[-1]
     matrix = covariance.dim() > mean.dim()
@@ -122,7 +123,6 @@ def _classes(likelihood: Likelihood, held: Held) -> tuple[Tensor, Tensor] | None
     if isinstance(predictive, Bernoulli):
         yes = predictive.probs.reshape(-1)
         return torch.stack([1 - yes, yes], -1), labels.long()
-    if not isinstance(predictive, Categorical):
-        return None
+    assert isinstance(predictive, Categorical)
     counted = labels >= 0  # not those that are skipped
     return predictive.probs[counted], labels[counted]

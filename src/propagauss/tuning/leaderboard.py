@@ -5,51 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from propagauss.checks import new_file
 from propagauss.predictive.calibrate import paired
-from propagauss.tuning.candidates import Candidate
-from propagauss.tuning.judge import Verdict
+from propagauss.tuning.rows import HEAD, Entry, Row, cells_of
 
 NOTHING = 1e-6  # a difference in NLPD that nobody will notice
 AS_CHEAP = 1.2  # costs within this factor count as equal
-
-
-@dataclass(frozen=True)
-class Row:
-    """One candidate. What it did is from data that did not calibrate it; None where there is nothing to say."""
-
-    name: str
-    parameters: str
-    structure: str
-    engine: str
-    link: str
-    prior_precision: float | None = None
-    nlpd: float | None = None
-    error: float | None = None  # standard error of the NLPD
-    ece: float | None = None
-    aurc: float | None = None
-    cost: float | None = None  # times a plain forward pass
-    memory: float | None = None  # times the plain model
-    failure: str = ""  # why it was not judged
-    winner: bool = False
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A row, and what stands behind it."""
-
-    row: Row
-    candidate: Candidate
-    verdict: Verdict | None = None
-
-    @property
-    def judged(self) -> Verdict:
-        assert self.verdict is not None
-        return self.verdict
 
 
 class Leaderboard:
@@ -101,18 +65,10 @@ class Leaderboard:
         """Write the table with plots as an HTML file that needs nothing else; returns its path."""
         from propagauss.tuning.report import write  # matplotlib is slow to import, and optional
 
-        return write(self, new_file(path, "the path of the report"))
+        return write(self.entries, self.why, self.points, new_file(path, "the path of the report"))
 
 
-HEAD = ["candidate", "NLPD", "±", "ECE", "AURC", "cost", "memory"]
 _NONE = Row("", "", "", "", "")
-
-
-def cells_of(row: Row) -> list[str]:
-    numbers = [(row.nlpd, ".4f"), (row.error, ".4f"), (row.ece, ".4f"), (row.aurc, ".4f"), (row.cost, ".1f")]
-    shown = ["" if value is None else format(value, form) for value, form in (*numbers, (row.memory, ".1f"))]
-    shown[4:] = [f"{each}x" if each else "" for each in shown[4:]]
-    return [f"{'*' if row.winner else ' '} {row.name}", *shown]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

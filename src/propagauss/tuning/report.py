@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -10,35 +11,35 @@ from propagauss.demo.report import html, plots
 from propagauss.demo.report.files import write as write_file
 from propagauss.demo.timing import Ratio
 from propagauss.tuning.candidates import Candidate
-from propagauss.tuning.leaderboard import HEAD, Entry, Leaderboard, cells_of
+from propagauss.tuning.rows import HEAD, Entry, cells_of
 
 METHODS = {"streamlined": OURS, "linearised": "GLM"}  # as the demo calls, and colours, them
 
 
-def write(board: Leaderboard, path: Path) -> Path:
-    return write_file(path, page(board))
+def write(entries: Sequence[Entry], why: str, points: int, path: Path) -> Path:
+    return write_file(path, page(entries, why, points))
 
 
-def page(board: Leaderboard) -> str:
+def page(entries: Sequence[Entry], why: str, points: int) -> str:
     body = (
-        f"<h1>Ways to predict, compared on {board.points} validation points</h1>"
-        + html.paragraph(board.why)
+        f"<h1>Ways to predict, compared on {points} validation points</h1>"
+        + html.paragraph(why)
         + html.paragraph(
             "Every candidate was calibrated on four fifths of the points and scored on the rest, in turn. ± is one "
             "standard error of the NLPD; cost and memory are ratios to the plain model. ★ is the one taken, which was "
             "then calibrated on all points.",
             soft=True,
         )
-        + _table(board)
-        + _figures(board)
+        + _table(entries)
+        + _figures(entries)
     )
     return html.page("propagauss: tune", body)
 
 
-def _table(board: Leaderboard) -> str:
+def _table(entries: Sequence[Entry]) -> str:
     head = "".join(f'<th class="{_kind(i)}">{escape(title)}</th>' for i, title in enumerate([*HEAD, ""]))
     rows = []
-    for row in board.rows:
+    for row in (entry.row for entry in entries):
         cells = [row.name, *cells_of(row)[1:], "★" if row.winner else row.failure]
         inner = "".join(f'<td class="{_kind(i)}">{escape(cell)}</td>' for i, cell in enumerate(cells))
         rows.append(f'<tr class="{"ours" if row.winner else ""}">{inner}</tr>')
@@ -50,8 +51,8 @@ def _kind(column: int) -> str:
     return "number" if 0 < column < len(HEAD) else "name"
 
 
-def _figures(board: Leaderboard) -> str:
-    judged = [e for e in board.entries if e.verdict is not None]
+def _figures(entries: Sequence[Entry]) -> str:
+    judged = [e for e in entries if e.verdict is not None]
     plain = [e for e in judged if e.candidate.engine == "plain"]
     winner = next(e for e in judged if e.row.winner)
     shown = [*plain, *([] if winner in plain else [winner])]

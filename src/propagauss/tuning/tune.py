@@ -27,8 +27,9 @@ from propagauss.tuning.candidates import LINKS, PRIORS, Candidate, Fitted, basel
 from propagauss.tuning.cost import cost, memory
 from propagauss.tuning.groups import LAST_LAYER
 from propagauss.tuning.judge import Latents, judge
-from propagauss.tuning.leaderboard import Entry, Leaderboard, Row, choose
+from propagauss.tuning.leaderboard import Leaderboard, choose
 from propagauss.tuning.predictors import predictor
+from propagauss.tuning.rows import Entry, Row
 
 TIMED = 64  # inputs with which costs are measured, at most
 
