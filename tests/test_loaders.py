@@ -5,13 +5,15 @@ from __future__ import annotations
 import warnings
 from collections import UserDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
+from transformers import BatchEncoding, BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 import propagauss as pg
 from propagauss.baselines import MAP, TemperatureScaling
@@ -46,6 +48,7 @@ class Wrapper(nn.Module):
 
 
 MODEL = Two().eval()
+BERT = BertConfig(vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
 POSITIONAL: dict[str, Callable[[], Any]] = {
     "((a, b), y)": lambda: [((A, B), Y)],
     "([a, b], y)": lambda: [([A, B], Y)],
@@ -115,8 +118,7 @@ def test_which_names_a_model_takes() -> None:
     assert taken_by(MAP(MODEL)) == taken_by(MODEL)
     assert taken_by(Wrapper(MODEL)).names is None
     assert taken_by(lambda x: x) == Takes()
-    config = BertConfig(vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-    bert = BertForSequenceClassification(config)
+    bert = BertForSequenceClassification(BERT)
     names = taken_by(bert).names
     assert names is not None and {"input_ids", "attention_mask", "token_type_ids"} <= names and "labels" not in names
 
@@ -143,6 +145,25 @@ def test_a_tokenised_batch_is_an_example_and_an_input(posterior: pg.Posterior) -
     made = pg.streamline(MODEL, posterior, batch)
     assert torch.equal(made(batch).variance, made(a=A, b=B).variance)
     assert torch.equal(pg.Classifier(made)(batch).probs, pg.Classifier(made)(a=A, b=B).probs)
+
+
+def test_what_a_trainer_of_hugging_face_leaves(tmp_path: Path) -> None:
+    """Its model, and its loaders of dictionaries."""
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BERT)
+    ids, mask = torch.randint(1, 32, (12, 6)), torch.ones(6, dtype=torch.long)
+    rows: Any = [{"input_ids": ids[i], "attention_mask": mask, "labels": i % 2} for i in range(12)]
+    options = TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True)
+    options.save_strategy = "no"  # type: ignore[assignment]
+    trainer = Trainer(model, options, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    with pytest.raises(pg.InputError, match=r"but is a Trainer: give its \.model"):
+        pg.fit_laplace(trainer, trainer.get_eval_dataloader())  # type: ignore[arg-type]
+    fitted = pg.fit_laplace(model.eval(), trainer.get_eval_dataloader(), parameters="classifier.*")
+    made = pg.streamline(model, fitted, {"input_ids": ids[:2], "attention_mask": torch.ones(2, 6, dtype=torch.long)})
+    found = pg.Classifier(made).predict(trainer.get_eval_dataloader())
+    expected = model(ids).logits.argmax(-1)
+    assert len(found) == 12 and (torch.from_numpy(found.prediction) == expected).float().mean() > 0.9
 
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
@@ -192,15 +213,16 @@ def test_inputs_with_and_without_targets(form: str) -> None:
         assert torch.equal(torch.cat(list(input_batches(ALONE[form](), one, rows=4))), A)
 
 
-@pytest.mark.parametrize("form", [*FORMS, "(a, b)", "{}", "all at once", "encoded at once"])
+@pytest.mark.parametrize("form", [*FORMS, "(a, b)", "{}", "both at once", "all at once", "encoded at once"])
 def test_several_inputs_with_and_without_targets(form: str, posterior: pg.Posterior) -> None:
     further = {
         "(a, b)": lambda: [(A, B)],
+        "both at once": lambda: (A, B),
         "{}": lambda: [{"a": A, "b": B}],
         "all at once": lambda: {"a": A, "b": B, "labels": Y},
         "encoded at once": lambda: BatchEncoding({"a": A, "b": B}),
     }
-    named = form in NAMED or (form in further and form != "(a, b)")
+    named = form in NAMED or (form in further and form not in ("(a, b)", "both at once"))
     made = net(posterior, "labels" if named else "(a, b, y)")
     parts = [made(x).mean for x in input_batches((FORMS | further)[form](), made.takes, rows=5)]
     torch.testing.assert_close(torch.cat(parts), MODEL(A, B))
@@ -222,6 +244,7 @@ def test_uncertain_inputs_are_cut_into_rows() -> None:
         ([()], "batch 0 is empty"),
         ([(A, B, Y, Y)], r"yields a tuple of 4; the network takes 2 positional inputs"),
         (None, "the loader is None"),
+        (pyarrow.array([1.0]), r"the data are a DoubleArray: give its \.to_numpy"),
         (TensorDataset(A), "is a dataset"),
     ],
 )

@@ -15,6 +15,7 @@ from torch.func import functional_call, hessian
 import propagauss as pg
 from propagauss.likelihoods import BernoulliLikelihood
 from propagauss.likelihoods.sigmoids import probit, quadrature
+from propagauss.metrics import accuracy, brier, ece, nlpd
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -214,6 +215,19 @@ def test_predictor(outputs):
     assert classifier.fit_report is not None and classifier.fit_report.nlpd_before == pytest.approx(before)
     assert classifier.decompose(x).total.shape == (25, outputs)
     assert classifier(x[:0]).probs.shape == (0, outputs)
+
+
+def test_metrics_take_it_as_two_classes():
+    torch.manual_seed(0)
+    predictive = Bernoulli(logits=torch.randn(40, 1, dtype=F64))
+    y = torch.randint(0, 2, (40, 1))
+    two = torch.cat([1 - predictive.probs, predictive.probs], 1)
+    for labels in (y, y[:, 0], y.bool(), y.double()):
+        assert nlpd(predictive, labels) == pytest.approx(-predictive.log_prob(y.double()).mean().item())
+        for metric in (accuracy, ece, brier):
+            assert metric(predictive, labels) == pytest.approx(metric(two, y[:, 0]))
+    with pytest.raises(pg.InputError, match="must be 0 and 1"):
+        accuracy(predictive, 2 * y)
 
 
 def test_temperature_is_saved_with_the_module():

@@ -1,7 +1,10 @@
 """Classes at many positions: tokens `[B, T, C]` and images `[B, C, H, W]`, with labels that are skipped."""
 
 import math
+import warnings
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +15,7 @@ import propagauss as pg
 from propagauss.likelihoods import CategoricalLikelihood
 from propagauss.likelihoods.links import mean_field
 from propagauss.metrics import accuracy, nlpd
+from propagauss.predict import predict
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -181,3 +185,21 @@ def test_the_scale_skips_labels(case):
     assert nlpd(classifier(x), y) == pytest.approx(report.nlpd_after)
     right = (classifier(x).probs.argmax(-1) == y)[counted]
     assert accuracy(classifier(x), y) == pytest.approx(right.double().mean().item())
+
+
+@cases
+@pytest.mark.parametrize("ending", ["pt2", "onnx"])
+def test_exported_and_streamed(case, ending, tmp_path):
+    model, x, y, dim = case()
+    model, x = model.float(), x.float()
+    net = pg.streamline(model, posterior_of(model), x[:2])
+    classifier = pg.Classifier(net, "mean_field", class_dim=None if dim == 2 else 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = classifier.export(tmp_path / f"c.{ending}")
+    np.save(tmp_path / "x.npy", x.numpy())
+    predict(path, tmp_path / "x.npy", tmp_path / "out.parquet", progress=False)
+    table, probs = pq.read_table(tmp_path / "out.parquet"), classifier(x).probs.detach()
+    columns = [name for name in table.column_names if name.startswith("prediction")]
+    found = torch.tensor(np.stack([table[name].to_numpy() for name in columns], 1))
+    assert torch.equal(found.reshape(y.shape).long(), probs.argmax(-1))

@@ -121,6 +121,7 @@ def test_acquisition_takes_the_most_uncertain_and_keeps_the_order_of_ties(net: p
 
 
 def test_a_table(net: pg.Streamlined) -> None:
+    pytest.importorskip("pandas")
     found = pg.Classifier(net).predict(X)
     table = found.to_pandas()
     assert list(table.columns) == [

@@ -111,6 +111,8 @@ def _iterable(loader: Any) -> Iterable[Any]:
             f"the loader is a dataset ({type(loader).__name__}), which has no batches: give "
             "DataLoader(dataset, batch_size=256)"
         )
+    if hasattr(loader, "to_numpy"):
+        raise InputError(f"the data are {kind(loader)}: give its .to_numpy(), or tensors made of it in a DataLoader")
     single = isinstance(loader, (str, bytes, Mapping, Tensor, np.ndarray))
     if single or isinstance(loader, type) or (not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__")):
         raise InputError(
@@ -220,10 +222,11 @@ def input_batches(
 ) -> Iterator[Any]:
     """Inputs of every batch of a loader, whether or not it has targets; or of all the data at once, `rows` at a time.
 
-    All the data at once are a tensor, a Gaussian, or a dictionary of tensors.
+    All the data at once are a tensor, a Gaussian, a dictionary of tensors, or a tuple of the several that a network
+    takes.
     """
     seen, told = False, False
-    for number, batch in enumerate(_bar(_in_rows(data, rows), progress)):
+    for number, batch in enumerate(_bar(_in_rows(data, takes, rows), progress)):
         seen = True
         x, left = _known(_inputs(batch, takes, f"batch {number}"), takes, explicit=not isinstance(batch, Mapping))
         told = told or _tell(left, takes)
@@ -233,11 +236,12 @@ def input_batches(
         raise InputError("there are no data: the loader is empty (a generator can be read only once)")
 
 
-def _in_rows(data: Any, rows: int) -> Iterable[Any]:
+def _in_rows(data: Any, takes: Takes, rows: int) -> Iterable[Any]:
     """A loader as it is, and everything at once as a list of its parts."""
+    several = isinstance(data, tuple) and takes.exact and 1 < len(data) == takes.most
     if isinstance(data, Mapping):
-        data = {name: value for name, value in data.items() if name not in LABELS}
-    elif not isinstance(data, (Tensor, Gaussian)):
+        data = _unlabelled(dict(data), takes)
+    elif not isinstance(data, (Tensor, Gaussian)) and not (several and all(isinstance(t, Tensor) for t in data)):
         return _iterable(data)
     leaves = [t for t in pytree.tree_leaves(data) if isinstance(t, Tensor) and t.dim()]
     if not leaves:

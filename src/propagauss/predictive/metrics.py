@@ -1,7 +1,7 @@
 """How good predictions are: a few pure functions.
 
 Class probabilities come as a `Categorical` or as a tensor `[..., classes]`; labels are class indices `[...]`, of which
-those of -100 are skipped.
+those of -100 are skipped. A `Bernoulli` is two classes, with labels 0 and 1 in its shape.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution
+from torch.distributions import Bernoulli, Categorical, Distribution
 
 from propagauss.checks import floating as real
 from propagauss.checks import kind, number, tensor, whole
 from propagauss.errors import InputError
 from propagauss.inputs import check_labels, check_targets
 from propagauss.likelihoods.categorical import IGNORED, pick
+
+Classes = Categorical | Bernoulli | Tensor
 
 
 def nlpd(predictive: Distribution | Tensor, target: Tensor) -> float:
@@ -27,6 +29,7 @@ def nlpd(predictive: Distribution | Tensor, target: Tensor) -> float:
         predictive: a `Categorical` or log-probabilities `[..., classes]`, with labels as `target`; or any distribution
             over real numbers with targets, averaged over everything that it treats as separate (`Normal`: each output).
     """
+    predictive, target = _as_classes(predictive, target)
     if not isinstance(predictive, Distribution) or isinstance(predictive, Categorical):
         log_probs = _real(predictive.logits if isinstance(predictive, Categorical) else predictive)
         total = log_probs.detach().double().logsumexp(-1)
@@ -47,21 +50,23 @@ def rmse(predictive: Distribution | Tensor, target: Tensor) -> float:
     return (mean - check_targets(target, mean.shape)).double().square().mean().sqrt().item()
 
 
-def accuracy(predictive: Categorical | Tensor, labels: Tensor) -> float:
+def accuracy(predictive: Classes, labels: Tensor) -> float:
     """Share of points whose most probable class is the label; a tensor may hold any scores."""
-    scores = _not_nan(_real(predictive.logits if isinstance(predictive, Categorical) else predictive))
+    given, labels = _as_classes(predictive, labels)
+    scores = _not_nan(_real(given.logits if isinstance(given, Categorical) else given))
     scores, labels = _judged(scores, labels)
     return (scores.argmax(-1) == labels).double().mean().item()
 
 
-def ece(predictive: Categorical | Tensor, labels: Tensor, bins: int = 15) -> float:
+def ece(predictive: Classes, labels: Tensor, bins: int = 15) -> float:
     """`Σ_b |B_b|/N |accuracy(B_b) - confidence(B_b)|`: expected calibration error of the most probable class.
 
     `B_b` are the points whose confidence falls in the b-th of `bins` equal parts of [0, 1]. A biased estimate: with few
     points per bin it is well above zero for calibrated predictions too.
     """
     bins = whole(bins, "bins", 1)
-    probs, labels = _judged(_probs(predictive), labels)
+    given, labels = _as_classes(predictive, labels)
+    probs, labels = _judged(_probs(given), labels)
     confidence, top = probs.max(-1)
     gap = (top == labels).double() - confidence
     index = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (lower, upper]
@@ -69,9 +74,10 @@ def ece(predictive: Categorical | Tensor, labels: Tensor, bins: int = 15) -> flo
     return (sums.abs().sum() / gap.numel()).item()
 
 
-def brier(predictive: Categorical | Tensor, labels: Tensor) -> float:
+def brier(predictive: Classes, labels: Tensor) -> float:
     """`mean Σ_c (p_c - [y = c])²`, between 0 and 2."""
-    probs, labels = _judged(_probs(predictive), labels)
+    given, labels = _as_classes(predictive, labels)
+    probs, labels = _judged(_probs(given), labels)
     truth = torch.zeros_like(probs).scatter_(-1, labels.unsqueeze(-1), 1.0)
     return (probs - truth).square().sum(-1).mean().item()
 
@@ -160,18 +166,32 @@ def _as_tensor(values: Any) -> Any:
 # -- entropy
 
 
-def predictive_entropy(predictive: Categorical | Tensor) -> Tensor:
+def predictive_entropy(predictive: Classes) -> Tensor:
     """`-Σ_c p_c log p_c` of each prediction, in nats: `[..., classes] -> [...]`"""
+    if isinstance(predictive, Bernoulli):
+        return predictive.entropy().detach().double()
     probs = _probs(predictive)
     return -torch.xlogy(probs, probs).sum(-1)
 
 
-def _probs(predictive: Categorical | Tensor) -> Tensor:
+def _probs(predictive: Any) -> Tensor:
     """Checked class probabilities, in double precision."""
     probs = _real(predictive.probs if isinstance(predictive, Categorical) else predictive).detach().double()
     if not ((probs >= 0).all() and ((probs.sum(-1) - 1).abs() < 1e-2).all()):
         raise InputError("class probabilities must be non-negative and sum to one: use logits.softmax(-1)")
     return probs
+
+
+def _as_classes(predictive: Any, labels: Any) -> tuple[Any, Any]:
+    """A yes or no as two classes, with its labels as their indices; anything else as it is."""
+    if not isinstance(predictive, Bernoulli):
+        return predictive, labels
+    given = tensor(labels, "the tensor of labels")
+    found = check_targets(given.byte() if given.dtype == torch.bool else given, predictive.batch_shape)
+    if not ((found == 0) | (found == 1)).all():
+        raise InputError("the labels of a yes or no must be 0 and 1")
+    logits = torch.stack([torch.zeros_like(predictive.logits), predictive.logits], -1)
+    return Categorical(logits=logits, validate_args=False), found.long()
 
 
 def _judged(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

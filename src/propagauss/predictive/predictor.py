@@ -73,7 +73,7 @@ class Predictor(Unpickled, nn.Module):
         return self.likelihood.predictive(self.latent(*x, **named))
 
     def decompose(self, *x: Any, **named: Any) -> Decomposition:
-        """Variance of the prediction by origin, each in the shape of the mean."""
+        """Variance of the prediction by origin, each in the shape of the mean; of classes, their entropy."""
         return self.likelihood.decompose(self.latent(*x, **named))
 
     @torch.no_grad()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.fx import config
 from torch.utils import _pytree as pytree
 
 from propagauss.alone import ALONE, quiet
@@ -100,8 +102,19 @@ def export_second_open(model: Wanted, leaves: list[Any]) -> tuple[ExportedProgra
 
 
 def quietly(run: Callable[[], ExportedProgram]) -> ExportedProgram:
-    with quiet(), torch.no_grad():
+    """Without PyTorch's logs, and without the stack of Python at every op, which takes time and is read by nobody."""
+    with quiet(), torch.no_grad(), _no_stacks():
         return run()
+
+
+@contextmanager
+def _no_stacks() -> Iterator[None]:
+    before = getattr(config, "do_not_emit_stack_traces", False)  # not every version of torch has it
+    config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        config.do_not_emit_stack_traces = before
 
 
 def _run(model: Wanted, leaves: list[Any], shapes: tuple[Any, ...] | None) -> ExportedProgram:

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
+from propagauss.posteriors.laplace.spots import Reading, Spot, read
 
 
 @dataclass
@@ -70,15 +71,21 @@ class Capture(TorchFunctionMode):
 
     Args:
         names: name of each chosen parameter tensor, keyed by `id`.
+        size: number of samples; 0 if results that all of them share are to be left as they are.
 
     Attributes:
         uses: linear maps that use chosen parameters, in the order of the calls.
-        others: chosen parameters that also take part in anything else.
+        spots: other ops that use them, and whose per-sample gradients are known (spots.py).
+        others: chosen parameters that also take part in anything else than linear maps.
+        unread: those of them for which some op is not among the spots.
     """
 
     names: Mapping[int, str]
+    size: int = 0
     uses: list[Use] = field(default_factory=list)
+    spots: list[Spot] = field(default_factory=list)
     others: set[str] = field(default_factory=set)
+    unread: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -96,16 +103,30 @@ class Capture(TorchFunctionMode):
         layer = reader(*args, **kwargs) if reader else None
         if layer is None:
             self.others.update(touched)
-            return result
+            return self._spotted(result, touched, read(func, args, kwargs))
         weight, bias = self.names.get(id(layer.weight)), self.names.get(id(layer.bias))
         for name in (weight, bias):
             if name is not None:
                 touched.remove(name)
         self.others.update(touched)  # a parameter may be the input, too
+        self.unread.update(touched)
         if weight is None and bias is None:
             return result
         probe = torch.zeros_like(result, requires_grad=True)
         self.uses.append(Use(layer, weight, bias, probe))
+        return result + probe
+
+    def _spotted(self, result: Any, touched: list[str], readings: list[Reading]) -> Any:
+        """Note what of the parameters of a call can be read, and watch its result."""
+        found = [each for each in readings if id(each.parameter) in self.names]
+        read_here = [self.names[id(each.parameter)] for each in found]
+        if sorted(read_here) != sorted(touched) or not isinstance(result, Tensor):
+            self.unread.update(touched)
+            return result
+        alone = self.size > 1 and result.shape[:1] == (1,) and all(each.squares for each in found)
+        probe = result.new_zeros((self.size, *result.shape[1:]) if alone else result.shape, requires_grad=True)
+        output = result.detach()
+        self.spots += [Spot(n, r.gradient, output, probe, r.squares) for n, r in zip(read_here, found, strict=True)]
         return result + probe
 
     def _look_inside(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ from propagauss.posteriors.laplace.gradients import Batch, Forward, as_stored, p
 from propagauss.posteriors.laplace.kfac import KroneckerCurvature
 from propagauss.posteriors.laplace.layers import Prior, of_name, separable_log_det
 from propagauss.posteriors.laplace.ranks import Ranks
+from propagauss.posteriors.laplace.spots import Spot
 from propagauss.posteriors.memory import require_memory
 from propagauss.posteriors.spectral import SpectralPosterior
 
@@ -37,19 +38,23 @@ class DiagonalCurvature:
         self._sums = {n: torch.zeros_like(forward.parameters[n], dtype=torch.float64) for n in self.names}
 
     def add(self, batch: Batch) -> None:
-        quick = {n: u[0] for n, u in batch.direct.items() if len(u) == 1 and u[0].rows == batch.size}
-        self._add_single_rows(batch, quick)
-        rest = [n for n in self.names if n not in quick]
+        single = {n: u[0] for n, u in batch.direct.items() if len(u) == 1}
+        spots = [u for u in single.values() if isinstance(u, Spot)]
+        quick = {n: u for n, u in single.items() if isinstance(u, Use) and u.rows == batch.size}
+        self._add_quickly(batch, quick, spots)
+        rest = [n for n in self.names if n not in quick and n not in {s.name for s in spots}]
         for gradients in per_sample_gradients(batch, rest) if rest else ():
             for name, g in gradients.items():
                 self._sums[name] += g.square().sum(0)
 
-    def _add_single_rows(self, batch: Batch, quick: dict[str, Use]) -> None:
+    def _add_quickly(self, batch: Batch, quick: dict[str, Use], spots: list[Spot]) -> None:
         """A layer applied once per sample has `r = g aᵀ`, so `Σ_c r²` is `(Σ_c g²) (a²)ᵀ`: one product for all."""
         uses = [u for u in batch.seen.uses if any(u is q for q in quick.values())]
         squares: list[Tensor] = []
-        for gradients in batch.pull(uses):
-            new = [g.square() for g in gradients]
+        for gradients in batch.pull([*uses, *spots]):
+            for spot, g in zip(spots, gradients[len(uses) :], strict=True):
+                self._sums[spot.name] += spot.sum_of_squares(g)
+            new = [g.square() for g in gradients[: len(uses)]]
             squares = [s.add_(n) for s, n in zip(squares, new, strict=True)] if squares else new
         for use, s in zip(uses, squares, strict=bool(squares)):
             if use.weight is not None and quick.get(use.weight) is use:

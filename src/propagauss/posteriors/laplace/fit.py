@@ -254,7 +254,7 @@ def _accumulate(
                 continue
             where = f"batch {i}"
             x, y = _plain(x, device), _plain(y, device)
-            output, seen = forward.capture(x, f"{where}: ")
+            output, seen = forward.capture(x, f"{where}: ", len(y))
             if not output.isfinite().all():
                 raise InputError(f"{where}: the outputs of the model are not finite{_cause(x, forward)}")
             terms = likelihood.terms(output, y, where)

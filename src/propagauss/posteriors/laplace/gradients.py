@@ -9,7 +9,7 @@ Work goes one column at a time and over chunks of samples, so `[batch, outputs, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,7 @@ from propagauss.alone import ALONE, quiet
 from propagauss.errors import InputError
 from propagauss.inputs import as_call, explained
 from propagauss.posteriors.laplace.capture import Capture, Layer, Use
+from propagauss.posteriors.laplace.spots import Spot
 
 BUDGET = 2**28  # bytes for the per-sample gradients or image patches that are alive at one time
 
@@ -43,8 +44,16 @@ class Forward:
         with ALONE:  # the parameters of the module are exchanged meanwhile
             return _tensor(torch.func.functional_call(self.model, parameters, args, kwargs))
 
-    def capture(self, x: Any, where: str = "") -> tuple[Tensor, Capture]:
-        with Capture({id(self.parameters[n]): n for n in self.chosen}) as seen, explained(self.model, x, where):
+    def capture(self, x: Any, where: str = "", size: int = 0) -> tuple[Tensor, Capture]:
+        """The output, and what was seen on the way; with the `size` of the batch, also of what all samples share."""
+        names = {id(self.parameters[n]): n for n in self.chosen}
+        if size > 1:
+            try:
+                with Capture(names, size) as seen:
+                    return self(x), seen
+            except Exception:  # of a model that cannot have what samples share once for each of them, or not at all
+                pass
+        with Capture(names) as seen, explained(self.model, x, where):
             return self(x), seen
 
     def size(self, name: str) -> int:
@@ -81,13 +90,13 @@ class Batch:
     seen: Capture
     column: Callable[[int], Tensor]
 
-    def pull(self, uses: list[Use]) -> Iterator[list[Tensor]]:
-        """For each column, the gradients at the outputs of `uses`: `[rows, G, out / G]`."""
+    def pull(self, uses: Sequence[Use | Spot]) -> Iterator[list[Tensor]]:
+        """For each column, the gradients at the outputs of `uses`: `[rows, G, out / G]`; of a spot as they are."""
         for c in self.columns if uses and self.output.requires_grad else ():
             probes = [u.probe for u in uses]
             grads = torch.autograd.grad(self.output, probes, self.column(c), retain_graph=True, allow_unused=True)
-            pairs = zip(uses, grads, strict=True)
-            yield [u.layer.gradients(torch.zeros_like(u.probe) if g is None else g) for u, g in pairs]
+            found = [torch.zeros_like(u.probe) if g is None else g for u, g in zip(uses, grads, strict=True)]
+            yield [u.layer.gradients(g) if isinstance(u, Use) else g for u, g in zip(uses, found, strict=True)]
 
     @cached_property
     def columns(self) -> list[int]:
@@ -95,36 +104,42 @@ class Batch:
         return [c for c in range(self.output.shape[1]) if self.column(c).any()]
 
     @cached_property
-    def direct(self) -> dict[str, list[Use]]:
+    def direct(self) -> dict[str, list[Use | Spot]]:
         """Parameters whose per-sample gradients follow from their uses, as the rows of one sample lie together."""
-        whole = [self._lies_by_sample(use, i) for i, use in enumerate(self.seen.uses)]
-        table: dict[str, list[Use]] = {}
-        spoilt = set(self.seen.others)
-        for use, good in zip(self.seen.uses, whole, strict=True):
+        table: dict[str, list[Use | Spot]] = {}
+        spoilt = set(self.seen.unread)
+        for i, use in enumerate(self.seen.uses):
+            good = self._lies_by_sample(use.layer.input, lambda half, i=i: half.uses[i].layer.input)
             for name in (use.weight, use.bias):
                 if name is not None:
                     table.setdefault(name, []).append(use)
                     spoilt |= set() if good else {name}
+        for i, spot in enumerate(self.seen.spots):
+            table.setdefault(spot.name, []).append(spot)
+            good = spot.shared or self._lies_by_sample(spot.output, lambda half, i=i: half.spots[i].output)
+            spoilt |= set() if good and len(spot.probe) == self.size else {spot.name}
         return {name: uses for name, uses in table.items() if name not in spoilt}
 
     @cached_property
-    def _half(self) -> list[Use]:
-        """The uses when only the first half of the samples is there; none if the model cannot run on them."""
+    def _half(self) -> Capture | None:
+        """What is seen when only the first half of the samples is there; None if that is something else."""
         try:
             with torch.no_grad():
-                return self.forward.capture(self.part(slice(0, self.size // 2)))[1].uses
+                seen = self.forward.capture(self.part(slice(0, self.size // 2)))[1]
         except (RuntimeError, ValueError):
-            return []
+            return None
+        same = len(seen.uses) == len(self.seen.uses) and len(seen.spots) == len(self.seen.spots)
+        return seen if same else None
 
-    def _lies_by_sample(self, use: Use, index: int) -> bool:
+    def _lies_by_sample(self, value: Tensor, of_half: Callable[[Capture], Tensor]) -> bool:
         """Shapes cannot tell [batch, time] from [time, batch] or from something all samples share; values can."""
         if self.size == 1:
             return True
-        if use.layer.input.shape[0] % self.size or len(self._half) != len(self.seen.uses):
+        if value.shape[0] % self.size or self._half is None:
             return False
         half = self.size // 2
-        rows = use.layer.input.reshape(self.size, -1)[:half]
-        again = self._half[index].layer.input
+        rows = value.reshape(self.size, -1)[:half]
+        again = of_half(self._half)
         if again.numel() != rows.numel():
             return False
         tolerance = 1e3 * torch.finfo(rows.dtype).eps * float(rows.abs().amax()) if rows.numel() else 0.0
@@ -152,7 +167,8 @@ def per_sample_gradients(batch: Batch, names: list[str]) -> Iterator[dict[str, T
     """`r_nc` for every column and some samples at a time: `{name: [b, *shape]}`."""
     direct = [n for n in names if n in batch.direct]
     rest = [n for n in names if n not in batch.direct]
-    uses = [u for u in batch.seen.uses if u.weight in direct or u.bias in direct]
+    uses: list[Use | Spot] = [u for u in batch.seen.uses if u.weight in direct or u.bias in direct]
+    uses += [s for s in batch.seen.spots if s.name in direct]
     pulled = batch.pull(uses)
     for c in batch.columns:
         gradients = next(pulled, [])
@@ -161,11 +177,14 @@ def per_sample_gradients(batch: Batch, names: list[str]) -> Iterator[dict[str, T
             yield found | (_one_by_one(batch, rest, c, chunk) if rest else {})
 
 
-def _from_uses(batch: Batch, name: str, uses: list[Use], gradients: list[Tensor], chunk: slice) -> Tensor:
+def _from_uses(batch: Batch, name: str, uses: Sequence[Use | Spot], gradients: list[Tensor], chunk: slice) -> Tensor:
     """`Σ_t g_t a_tᵀ` for a weight, `Σ_t g_t` for a bias, summed over the uses: `[b, *shape]`."""
     parameter = batch.forward.parameters[name]
     total = parameter.new_zeros((chunk.stop - chunk.start, *parameter.shape))
     for use, g in zip(uses, gradients, strict=bool(gradients)):
+        if isinstance(use, Spot):
+            total += use.gradient(g[chunk], chunk) if use.name == name else 0
+            continue
         g = g.unflatten(0, (batch.size, -1))[chunk]  # [b, positions, G, out / G]
         if use.weight == name:
             a = use.layer.inputs(use.layer.input.unflatten(0, (batch.size, -1))[chunk].flatten(0, 1))
