@@ -163,16 +163,15 @@ def headline(records: Sequence[Record]) -> str:
 def summary(records: Sequence[Record]) -> list[str]:
     """What each tolerance costs and brings, over all networks."""
     lines = []
-    for tolerance in TOLERANCES if records else ():
-        rows = [(r, record["rows"][1]) for record in records for r in record["rows"] if r["tolerance"] == tolerance]
-        pairs = [(r, base) for r, base in rows if r["method"] in ENGINES]
+    for engine, tolerance in ((e, t) for e in reversed(ENGINES) for t in TOLERANCES if records):
+        pairs = [(r, record["rows"][1]) for record in records for r in record["rows"]]
+        pairs = [(r, base) for r, base in pairs if (r["method"], r["tolerance"]) == (engine, tolerance)]
         worst = max(r["against"][0] / r["against"][1] for r, _ in pairs)
         gain = sum(r["auroc"] - base["auroc"] for r, base in pairs) / len(pairs)
         ranking = sum(r["aurc"] / base["aurc"] - 1 for r, base in pairs) / len(pairs)
         lines.append(
-            f"Tolerance {tolerance:g}, both engines: against temperature scaling, the NLPD is at worst {worst:+.1f} "
-            f"standard errors away (paired), the AUROC of the entropy {gain:+.3f} and the AURC {ranking:+.1%} on "
-            "average."
+            f"{engine}, tolerance {tolerance:g}: against temperature scaling, the NLPD is at worst {worst:+.1f} standard "
+            f"errors away (paired), the AUROC of the entropy {gain:+.3f} and the AURC {ranking:+.1%} on average."
         )
     return lines
 
