@@ -170,8 +170,9 @@ def summary(records: Sequence[Record]) -> list[str]:
         gain = sum(r["auroc"] - base["auroc"] for r, base in pairs) / len(pairs)
         ranking = sum(r["aurc"] / base["aurc"] - 1 for r, base in pairs) / len(pairs)
         lines.append(
-            f"{engine}, tolerance {tolerance:g}: against temperature scaling, the NLPD is at worst {worst:+.1f} standard "
-            f"errors away (paired), the AUROC of the entropy {gain:+.3f} and the AURC {ranking:+.1%} on average."
+            f"{engine}, tolerance {tolerance:g}: against temperature scaling, the NLPD is at worst {worst:+.1f} "
+            f"standard errors away (paired), the AUROC of the entropy {gain:+.3f} and the AURC {ranking:+.1%} on "
+            "average."
         )
     return lines
 
