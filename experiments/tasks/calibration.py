@@ -108,7 +108,8 @@ def _auroc(inside: Tensor, outside: Tensor) -> float:
 def section(records: dict[str, Record]) -> Section:
     found = [records[f"{kind}-{name}"] for kind, name in UNITS if f"{kind}-{name}" in records]
     body = "".join(f"<h3>{_title(r)}</h3>{html.table(HEAD, [_line(row) for row in r['rows']])}" for r in found)
-    return Section(body, [line for r in found for line in readings(r)], headline(found))
+    lines = [line for r in found for line in readings(r)]
+    return Section(body, [*lines, *summary(found)], headline(found))
 
 
 HEAD = ["method", "tolerance", "scale", "temperature", *METRICS.values(), "NLPD - that of temperature scaling"]
@@ -156,7 +157,24 @@ def headline(records: Sequence[Record]) -> str:
         lines.append(f"| **{_title(record)}** |{' |' * (len(HEAD) - 1)}")
         shown = (r for r in record["rows"] if r["method"] != "streamlined" or r["tolerance"] == TOLERANCE)
         lines += [f"| {' | '.join(cells(row))} |" for row in shown]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *(f"- {line}" for line in summary(records))])
+
+
+def summary(records: Sequence[Record]) -> list[str]:
+    """What each tolerance costs and brings, over all networks."""
+    lines = []
+    for engine, tolerance in ((e, t) for e in reversed(ENGINES) for t in TOLERANCES if records):
+        pairs = [(r, record["rows"][1]) for record in records for r in record["rows"]]
+        pairs = [(r, base) for r, base in pairs if (r["method"], r["tolerance"]) == (engine, tolerance)]
+        worst = max(r["against"][0] / r["against"][1] for r, _ in pairs)
+        gain = sum(r["auroc"] - base["auroc"] for r, base in pairs) / len(pairs)
+        ranking = sum(r["aurc"] / base["aurc"] - 1 for r, base in pairs) / len(pairs)
+        lines.append(
+            f"{engine}, tolerance {tolerance:g}: against temperature scaling, the NLPD is at worst {worst:+.1f} "
+            f"standard errors away (paired), the AUROC of the entropy {gain:+.3f} and the AURC {ranking:+.1%} on "
+            "average."
+        )
+    return lines
 
 
 EXPERIMENT = Experiment(

@@ -88,22 +88,25 @@ class Free(NamedTuple):
 TEMPERATURES = (math.log(1e-3), math.log(1e3))
 
 
-def free_temperature(
-    replaced: Callable[[Tensor], Likelihood],
-    at_scale: Callable[[float], Callable[[Tensor], list[Tensor]]] | None = None,
-) -> Free:
-    """A temperature after the link.
-
-    With a latent variance it stays above a half, or half of what it is without one if that is below 1. A
-    smaller one would multiply logits again that were divided by large standard deviations, and undo the link.
-    """
-    low, high = TEMPERATURES
-
-    def beside(plain: Tensor) -> list[tuple[float, float]]:
-        return [(max(low, math.log(min(1.0, plain.item()) / 2)), high)]
-
+def free_temperature(replaced: Callable[[Tensor], Likelihood], at_scale: AtScale | None = None) -> Free:
+    """A temperature after the link; beside a latent variance it stays above a half, see `bounds_beside`."""
     start = torch.ones((), dtype=torch.float64)
+    beside = bounds_beside(0.5, [TEMPERATURES])
     return Free("temperature", [TEMPERATURES], lambda scale: start, replaced, at_scale, beside)
+
+
+def bounds_beside(share: float, bounds: list[tuple[float, float]]) -> Callable[[Tensor], list[tuple[float, float]]]:
+    """Bounds beside a latent variance: above `share`, or that share of what fits without variance if it is below 1.
+
+    A smaller number would undo what the variance does: a temperature multiplies logits again that the link divided by
+    large standard deviations, and a factor of the noise takes it away where the latent has taken its place.
+    """
+
+    def found(plain: Tensor) -> list[tuple[float, float]]:
+        least = (share * plain.flatten().clamp(max=1)).log().tolist()
+        return [(max(low, each), high) for each, (low, high) in zip(least, bounds, strict=True)]
+
+    return found
 
 
 class Likelihood(abc.ABC):

@@ -15,7 +15,16 @@ from propagauss.checks import positive
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import check_targets
-from propagauss.likelihoods.base import Decomposition, Free, Held, Likelihood, Moments, Root, diagonal_root
+from propagauss.likelihoods.base import (
+    Decomposition,
+    Free,
+    Held,
+    Likelihood,
+    Moments,
+    Root,
+    bounds_beside,
+    diagonal_root,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +109,8 @@ class HeteroscedasticLikelihood(Likelihood):
             return ((error - epistemic) / noise).mean().clamp(1e-3, 1e3)
 
         bounds = [(math.log(1e-6), math.log(1e6))]
-        return Free("noise_factor", bounds, guess, lambda factor: replace(self, noise_factor=factor))
+        beside = bounds_beside(0.25, bounds)  # of a variance: half the standard deviation
+        return Free("noise_factor", bounds, guess, lambda factor: replace(self, noise_factor=factor), None, beside)
 
     # -- the export
 

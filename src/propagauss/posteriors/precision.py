@@ -29,7 +29,7 @@ def with_prior_precision(posterior: Posterior, precision: float) -> Posterior:
         return (1 / (curvature + new)).to(variance)
 
     if isinstance(posterior, DiagonalPosterior):
-        found: Posterior = DiagonalPosterior({n: changed(posterior.variance(n)) for n in posterior.names})
+        found: Posterior = posterior._with({n: changed(posterior.variance(n)) for n in posterior.names})
     elif isinstance(posterior, KroneckerPosterior):
         factors = posterior._factors.items()
         found = posterior._with({n: replace(f, variance=changed(f.variance)) for n, f in factors})
