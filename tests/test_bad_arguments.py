@@ -13,10 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Categorical, Normal
+from torch.distributions import Categorical, Normal, Poisson
 from torch.utils.data import DataLoader, TensorDataset
 
 import propagauss as pg
@@ -367,6 +368,10 @@ add(
     ("export folder", lambda t: t.classifier.export(t.folder / "folder.pt2"), "is a folder"),
     ("export nowhere", lambda t: t.classifier.export(t.folder / "no" / "m.pt2"), "there is no folder .*make it"),
     ("export a long name", lambda t: t.classifier.export(t.folder / ("a" * 300 + ".pt2")), "cannot write .*too long"),
+    ("predict a scalar", lambda t: t.classifier.predict(np.float32(3)), "no tensor with a batch dimension"),
+    ("predict masked", lambda t: t.classifier.predict(np.ma.masked_less(X.numpy(), 0)), "masked.*fill or remove"),
+    ("predict a table", lambda t: t.classifier.predict(pa.array([1.0])), r"a DoubleArray: .*\.to_numpy\(\)"),
+    ("no labels", lambda t: pg.Classifier(t.net).calibrate([(X, Y * 0 - 100)], progress=False), "labels are -100"),
     ("export flag", lambda t: t.classifier.export(t.folder / "m.pt2", covariance="full"), "covariance is 'full'"),
 )
 add(
@@ -485,6 +490,19 @@ add(
     ("device", lambda t: pg.load_posterior(t.folder / "no", "nope"), "device is 'nope', which cannot be used"),
 )
 add(
+    "load",
+    ("None", lambda t: pg.load(None), "path to load from is None"),
+    ("a folder", lambda t: pg.load(t.folder), "is not a file"),
+    ("missing", lambda t: pg.load(t.folder / "no.pt2"), "there is no file"),
+    ("another kind", lambda t: pg.load(t.folder / "junk.safetensors"), "cannot be read as a model.*export or copy"),
+)
+add(
+    "Predictions",
+    ("level", lambda t: t.regressor.predict(X, progress=False).interval(95), "level is 95.*between 0 and 1"),
+    ("count", lambda t: t.classifier.predict(X, progress=False).acquire(9), "count is 9.*at most 4"),
+    ("by", lambda t: t.classifier.predict(X, progress=False).acquire(1, "variance"), "by is 'variance'; it must be '"),
+)
+add(
     "Gaussian",
     ("a list", lambda t: pg.Gaussian(X, [1.0]), "variance of a Gaussian is a list of 1.*as_tensor"),
     ("a number", lambda t: pg.Gaussian(X, 1.0), "variance of a Gaussian is 1.0.*as_tensor"),
@@ -519,6 +537,11 @@ add(
     ("no function", lambda t: pg.rule(torch.ops.aten.cosh.default)(5), "a rule is a function"),
 )
 NORMAL = Normal(TARGETS, torch.ones(4, 2))
+add(
+    "metrics.nlpd",
+    ("no counts", lambda t: metrics.nlpd(Poisson(TARGETS.exp()), TARGETS), "a Poisson cannot take.*support"),
+)
+add("metrics.ece", ("many bins", lambda t: metrics.ece(PROBS, Y, bins=10**12), "bins is .*at most"))
 for _name in ("accuracy", "brier", "ece", "nlpd"):
     _metric = getattr(metrics, _name)
     _given = PROBS.log() if _name == "nlpd" else PROBS
@@ -549,6 +572,20 @@ add(
     ("lists", lambda t: metrics.auroc([0.1, 0.2], [0, 1]), "scores is a list of 2.*as_tensor"),
     ("kinds", lambda t: metrics.auroc(V, torch.tensor([0, 2])), "0 and 1 only"),
     ("None", lambda t: metrics.auroc(V, None), "is_positive is None"),
+)
+for _name in ("aurc", "risk_coverage", "coverage_at_risk"):
+    _more = (0.1,) if _name == "coverage_at_risk" else ()
+    _curve = getattr(metrics, _name)
+    add(
+        f"metrics.{_name}",
+        ("lists", lambda t, f=_curve, m=_more: f([0.1], [1], *m), "confidences is a list of 1.*as_tensor"),
+        ("nothing", lambda t, f=_curve, m=_more: f(V[:0], V[:0], *m), "empty"),
+        ("kinds", lambda t, f=_curve, m=_more: f(V, V * NAN, *m), "0 and 1 only: give prediction == label"),
+        ("NaN", lambda t, f=_curve, m=_more: f(V * NAN, V, *m), "NaN values, which cannot be ranked"),
+    )
+add(
+    "metrics.coverage_at_risk",
+    ("risk", lambda t: metrics.coverage_at_risk(V, V, 1.5), "risk is 1.5.*between 0 and 1"),
 )
 for _name in ("probit", "mean_field", "monte_carlo", "bridge"):
     _link = getattr(links, _name)
@@ -608,6 +645,11 @@ add(
     ("plots", lambda t: tasks.ood.plot({"a": V[0]}), "scores of 'a' are .*pair"),
 )
 add(
+    "tasks.selective",
+    ("nothing", lambda t: tasks.selective.plot({}), "nothing to plot: give a dictionary"),
+    ("a curve", lambda t: tasks.selective.plot({"a": V}), "'a'"),
+)
+add(
     "tasks.sensitivity",
     ("labels", lambda t: tasks.sensitivity.estimate(t.uncertain, X, Y.tolist()), "labels is a list of 4"),
     ("a model", lambda t: tasks.sensitivity.estimate(t.model, X, Y), "does not take a Gaussian"),
@@ -653,7 +695,7 @@ def test_every_public_name_is_tried() -> None:
     assert set(pg.__all__) - errors <= tried
     for module in (metrics, links, baselines, tasks):
         name = module.__name__.removeprefix("propagauss.")
-        public = {n for n in module.__all__ if n not in ("LINKS", "Link")}
+        public = {n for n in module.__all__ if n not in ("LINKS", "Link", "RiskCoverage")}
         assert {f"{name}.{n}" for n in public} <= tried
 
 
@@ -768,3 +810,13 @@ def test_predictions_in_every_form() -> None:
         assert metrics.accuracy(predictive, Y) == 1.0 and metrics.accuracy(predictive, Y.int()) == 1.0
     assert metrics.auroc(V.cumsum(0), torch.tensor([False, True])) == 1.0
     assert metrics.rmse(TARGETS, TARGETS.double()) == 0.0
+
+
+@pytest.mark.parametrize("change", [lambda a: a[::-1][::-1], lambda a: a.astype(">f8"), np.asfortranarray, np.ma.array])
+def test_arrays_in_every_form(change: Callable[[Any], Any], t: SimpleNamespace) -> None:
+    """However the numbers lie in memory."""
+    expected = t.classifier.predict(X, progress=False).probabilities
+    np.testing.assert_array_equal(t.classifier.predict(change(X.numpy()), progress=False).probabilities, expected)
+    scores = np.array([0.1, 0.3, 0.2])
+    right = scores > 0.15
+    assert metrics.aurc(change(scores)[::-1], right[::-1]) == metrics.aurc(scores[::-1].copy(), right[::-1].copy())

@@ -63,6 +63,16 @@ def floating(value: Any, what: str, error: Error = InputError) -> Tensor:
     return t
 
 
+def from_numpy(array: np.ndarray) -> Tensor:
+    """The same numbers, however they lie in memory; those that are masked are no numbers."""
+    if isinstance(array, np.ma.MaskedArray) and np.ma.getmaskarray(array).any():
+        raise InputError("the array is masked, and the values behind the mask mean nothing: fill or remove them")
+    try:
+        return torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape))
+    except TypeError as error:
+        raise InputError(f"this is an array of {array.dtype}; numbers are needed") from error
+
+
 def _trouble(t: Tensor, sparse: bool) -> str:
     """Why the values of a tensor cannot be read by every op, and what to do; nothing if they can."""
     if t.is_nested:

@@ -173,7 +173,13 @@ def test_data(exported: Any, data: Path, table: Any, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b,c,d\n1,2,3,4\n1,2,3\n")
     refused(tmp_path / "x.csv", "Expected 4 columns, got 3")
     (tmp_path / "x.csv").write_text("a;b;c;d\n1;2;3;4\n")
-    refused(tmp_path / "x.csv", "does not hold|no columns of numbers")
+    refused(tmp_path / "x.csv", "no columns of numbers .* separated by commas")
+    (tmp_path / "x.csv").write_text("a,b,c,d\n1,2,3,four\n")
+    refused(tmp_path / "x.csv", r"chosen: 'a', 'b', 'c' \(in 'd' not all values are numbers\)")
+    (tmp_path / "x.csv").write_bytes("a,b,c,é\n1,2,3,4\n".encode("latin-1"))
+    refused(tmp_path / "x.csv", "is not UTF-8 .*save it as UTF-8")
+    (tmp_path / "x.csv").write_bytes("a,b,c,d,k\n1,2,3,4,é\n".encode("latin-1"))
+    refused(tmp_path / "x.csv", "save the file as UTF-8", id="k")
 
 
 def test_text_among_numbers(exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,35 @@ def test_tensors_in_other_files(name: str, tmp_path: Path) -> None:
         load(tmp_path / "m.onnx")
 
 
+def test_sparse_tensors(tmp_path: Path) -> None:
+    """A few bytes that become gigabytes of zeros while they are loaded."""
+    values, indices = helper.make_tensor("w", FLOAT, [1], [1.0]), helper.make_tensor("i", TensorProto.INT64, [1], [5])
+    sparse = helper.make_sparse_tensor(values, indices, [1 << 40])
+    in_a_node = helper.make_node("Constant", [], ["w"], sparse_value=sparse)
+    written(tmp_path / "node.onnx", [in_a_node, ADD], X, Y)
+    graph = helper.make_graph([ADD], "g", X, Y, sparse_initializer=[sparse])
+    (tmp_path / "graph.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    for name in ("node.onnx", "graph.onnx"):
+        with pytest.raises(InputError, match=f"{name} cannot be read as a model.*sparse"):
+            load(tmp_path / name)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the most memory of a process from /proc")
+def test_constants_that_are_made_of_a_size(tmp_path: Path) -> None:
+    """ONNX Runtime would compute them while it loads the file: a gigabyte, of a hundred bytes."""
+    size = helper.make_tensor("size", TensorProto.INT64, [1], [1 << 28])
+    zeros = helper.make_node("ConstantOfShape", ["size"], ["zeros"])
+    total = helper.make_node("ReduceSum", ["zeros"], ["w"], keepdims=0)
+    written(tmp_path / "m.onnx", [zeros, total, ADD], X, Y, [size])
+    code = (
+        "from pathlib import Path; from propagauss.predict.models.loading import load; load(Path('m.onnx'), 1); "
+        "print([line for line in open('/proc/self/status') if 'VmHWM' in line][0].split()[1])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert int(found.stdout) < 500_000, "kilobytes"
+
+
 def identity(path: Path, shape: Any, kind: int = FLOAT, **options: Any) -> None:
     node = helper.make_node("Identity", ["x"], ["y"])
     written(path, [node], [value("x", shape, kind)], [value("y", shape, kind)], **options)

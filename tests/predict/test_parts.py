@@ -45,10 +45,10 @@ def test_files_of_others_are_left(job: dict[str, Path], expected: Any, tmp_path:
     (tmp_path / "kept.txt").write_text("mine")
     for name in ("thesis.tex", "part.arrow", ".hidden.tmp", "mine/x"):
         (folder / name).write_text("mine")
-    (folder / "output").symlink_to(tmp_path / "kept.txt")
+    (folder / "link").symlink_to(tmp_path / "kept.txt")
     predict(**job, **FEW)
     assert pq.read_table(job["out"]).equals(expected)
-    assert {path.name for path in folder.iterdir()} == {"thesis.tex", "part.arrow", ".hidden.tmp", "mine"}
+    assert {path.name for path in folder.iterdir()} == {"thesis.tex", "part.arrow", ".hidden.tmp", "mine", "link"}
     assert (folder / "thesis.tex").read_text() == (tmp_path / "kept.txt").read_text() == "mine"
 
 
@@ -74,6 +74,20 @@ def test_links_are_refused(what: str, job: dict[str, Path], tmp_path: Path) -> N
         with pytest.raises(InputError, match="is a link: remove it"):
             predict(**job, **options, **FEW)
     assert (victim / "lock").read_text() == "mine" and not job["out"].exists()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "written.json", "lock", "output", "note"])
+def test_what_has_a_name_of_ours_and_is_no_file(name: str, job: dict[str, Path], tmp_path: Path) -> None:
+    """A link would be replaced, and a folder stop the run in the end."""
+    folder = tmp_path / ".out.parquet.parts"
+    (folder / name).mkdir(parents=True)
+    with pytest.raises(InputError, match=f"{name} is a folder: remove it"):
+        predict(**job, restart=True, **FEW)
+    (folder / name).rmdir()
+    (folder / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(InputError, match=f"{name} is a link: remove it"):
+        predict(**job, **FEW)
+    assert [path.name for path in folder.iterdir()] == [name] and not job["out"].exists()
 
 
 def test_a_file_in_place_of_the_folder(job: dict[str, Path], tmp_path: Path) -> None:

@@ -236,6 +236,10 @@ REAL = {  # those that torch.export.load 2.13 runs
 }
 INT = [{"as_int": 1 << 40}]
 ODD: dict[str, Callable[[Entries, Path], None]] = {
+    "strides beyond the tensor": target("torch.ops.aten._reshape_alias.default"),
+    "indices that are believed": target("torch.ops.aten._sparse_coo_tensor_unsafe.default"),
+    "indices of a maximum": target("torch.ops.aten.max_pool2d_with_indices_backward.default"),
+    "lengths that are believed": target("torch.ops.aten.segment_reduce.default"),
     "compiled code": entry("data/aotinductor/model/model.so", b"\x7fELF"),
     "another model": lambda found, marker: found.update({"models/other.json": found[MODEL]}),
     "unknown entry": entry("data/executorch/program"),

@@ -50,7 +50,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not a whole number") from error
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
     return value

@@ -176,7 +176,8 @@ def _fitting(model: Model, table: Table, id: str | None) -> list[str]:
     lists = [name for name, kind in table.kinds.items() if kind == "list" and name != id]
     candidates = [numbers] * bool(numbers) + [[name] for name in lists]
     if not candidates:
-        raise InputError(f"{table.path.name} has no columns of numbers (there are {listed(list(table.kinds))})")
+        comma = ": columns are separated by commas" if any(set(name) & set(";\t|") for name in table.kinds) else ""
+        raise InputError(f"{table.path.name} has no columns of numbers (there are {listed(list(table.kinds))}){comma}")
     if len(candidates) == 1:
         return candidates[0]
     fits = [each for each in candidates if fit(table.shape(each), model.inputs[0].shape)]
@@ -198,7 +199,10 @@ def _shape(model: Model, wanted: Input, table: Table, chosen: list[str]) -> tupl
     if chosen and table.kinds[chosen[0]] == "number":
         n = len(chosen)
         has = f"{n} column{'s' if n > 1 else ''} of numbers were chosen: {listed(chosen)}"
-        raise InputError(f"{takes}, but {has}; use --columns")
+        others = [name for name, kind in table.kinds.items() if kind != "number"]
+        missing = n + len(others) == len(table.kinds) and n < math.prod(size or 1 for size in wanted.shape)
+        left = f" (in {listed(others)} not all values are numbers)" if others and missing else ""
+        raise InputError(f"{takes}, but {has}{left}; use --columns")
     has = f"column '{chosen[0]}' has lists" if chosen else "has samples"
     raise InputError(f"{takes}, but {table.path.name} {has} of shape {describe(raw)}")
 

@@ -101,6 +101,8 @@ class HeldOut(NamedTuple):
     @staticmethod
     def of(batches: list[Held], likelihood: Likelihood, dtype: torch.dtype) -> HeldOut:
         points, targets = (sum(count(y) for _, y in batches) for count in (likelihood.points, likelihood.count))
+        if not targets:
+            raise InputError("no target of the loader counts, all labels are -100: give data with labels")
         return HeldOut(batches, points, targets, dtype)
 
 

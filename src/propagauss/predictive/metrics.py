@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
 from propagauss.checks import floating as real
-from propagauss.checks import kind, number, tensor, whole
+from propagauss.checks import from_numpy, kind, number, tensor, whole
 from propagauss.errors import InputError
 from propagauss.inputs import check_labels, check_targets
 from propagauss.likelihoods.categorical import IGNORED, pick
 
+MOST_BINS = 1 << 20
 Classes = Categorical | Bernoulli | Tensor
 
 
@@ -41,7 +42,10 @@ def nlpd(predictive: Distribution | Tensor, target: Tensor) -> float:
     shape = predictive.batch_shape + predictive.event_shape
     target = check_targets(target, shape)
     _check_some(target)
-    return -predictive.log_prob(target).double().mean().item()
+    try:
+        return -predictive.log_prob(target).double().mean().item()
+    except ValueError as error:  # outside of the support
+        raise InputError(f"targets have values that {kind(predictive)} cannot take: see its .support") from error
 
 
 def rmse(predictive: Distribution | Tensor, target: Tensor) -> float:
@@ -64,7 +68,7 @@ def ece(predictive: Classes, labels: Tensor, bins: int = 15) -> float:
     `B_b` are the points whose confidence falls in the b-th of `bins` equal parts of [0, 1]. A biased estimate: with few
     points per bin it is well above zero for calibrated predictions too.
     """
-    bins = whole(bins, "bins", 1)
+    bins = whole(bins, "bins", 1, MOST_BINS)
     given, labels = _as_classes(predictive, labels)
     probs, labels = _judged(_probs(given), labels)
     confidence, top = probs.max(-1)
@@ -160,7 +164,7 @@ def coverage_at_risk(confidence: Any, correct: Any, risk: float) -> float:
 
 
 def _as_tensor(values: Any) -> Any:
-    return torch.from_numpy(values) if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" else values
+    return from_numpy(values) if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" else values
 
 
 # -- entropy

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from propagauss.checks import flag, number, positive, whole
+from propagauss.checks import flag, from_numpy, kind, number, positive, whole
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, as_net, call, device_of, dtype_of, input_batches, taken_by
@@ -94,12 +94,11 @@ class Predictor(Unpickled, nn.Module):
 
     def _tensors(self, data: Any) -> Any:
         """NumPy arrays as tensors; real numbers in the precision of the net, since NumPy's own is double precision."""
-        if not isinstance(data, np.ndarray):
+        if hasattr(data, "to_numpy"):
+            raise InputError(f"the data are {kind(data)}: give its numbers, with .to_numpy()")
+        if not isinstance(data, (np.ndarray, np.generic)):
             return data
-        try:
-            given = torch.from_numpy(data)
-        except TypeError as error:
-            raise InputError(f"the data are an array of {data.dtype}; numbers are needed") from error
+        given = from_numpy(np.asanyarray(data))
         return given.to(dtype_of(self.net)) if given.is_floating_point() else given
 
     def _summary(self, latent: Gaussian) -> dict[str, Tensor]:

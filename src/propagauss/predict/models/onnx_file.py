@@ -1,6 +1,7 @@
 """A look into the bytes of an ONNX file, before ONNX Runtime reads it: does it keep its tensors in other files?
 
-Such a file names them by paths, which may lead anywhere. `export` writes one file, so all others are refused. This
+Such a file names them by paths, which may lead anywhere. `export` writes one file, so all others are refused, and so
+are sparse tensors: ONNX Runtime writes out all of their zeros, which may be many more bytes than the file has. This
 reads the few fields of the format (protobuf) that can hold a tensor, and needs neither the package onnx nor PyTorch.
 """
 
@@ -16,7 +17,6 @@ FIELDS = {
     "node": {5: "attribute"},
     "function": {7: "node", 11: "attribute"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {},
 }
 EXTERNAL, LOCATION = 13, 14  # of a tensor: where its numbers are, and that they are elsewhere
@@ -39,6 +39,8 @@ def check(stored: bytes) -> None:
 def _check(message: memoryview, kind: str, depth: int) -> None:
     if depth > DEPTH:
         raise ValueError("its graphs are nested too deeply")
+    if kind == "sparse":
+        raise ValueError("a tensor of it is sparse, which export never writes")
     inner = FIELDS[kind]
     for number, content in _fields(message):
         if kind == "tensor" and (number == EXTERNAL or (number == LOCATION and content != 0)):

@@ -15,6 +15,7 @@ NUMBERS = {
     **{"float": "float32", "double": "float64", "float16": "float16", "bool": "bool"},
     **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
+FOLDED = 1 << 26  # bytes: larger constants are computed when the model runs, not while it is loaded
 
 
 def load(path: Path, threads: int | None) -> Model:
@@ -35,6 +36,7 @@ def load(path: Path, threads: int | None) -> Model:
     options.log_severity_level = 4  # what goes wrong comes as an exception
     options.intra_op_num_threads = threads or 0
     options.add_session_config_entry("session.load_model_format", "ONNX")
+    options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(FOLDED))
     try:
         session = onnxruntime.InferenceSession(stored, options, providers=["CPUExecutionProvider"])
     except Exception as error:

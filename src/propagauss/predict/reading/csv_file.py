@@ -151,7 +151,8 @@ def _located(reason: str, names: list[str], first: int) -> str:
     """Arrow's words with the name of the column and the row of the file."""
     found = re.match(r"In CSV column #(\d+): Row #(\d+): .*invalid value (.*)", reason, re.DOTALL)
     if not found:
-        return f"after row {first}: {reason.splitlines()[0][:300]}"
+        remedy = "; save the file as UTF-8" if "UTF8" in reason else ""
+        return f"after row {first}: {reason.splitlines()[0][:300]}{remedy}"
     column, row = names[int(found[1])], first + int(found[2]) - 1
     return f"row {row}, column '{column}' holds {found[3].splitlines()[0][:60]}, which is not a number"
 

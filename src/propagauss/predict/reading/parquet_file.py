@@ -61,7 +61,7 @@ class ParquetReader:
 
 
 def _open(path: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False)
+    return pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True)
 
 
 def _groups(file: pq.ParquetFile, first: int, stop: int) -> tuple[list[int], int]:
@@ -112,7 +112,7 @@ def _piece(found: pa.RecordBatch, columns: Columns, where: str) -> Piece:
         try:
             each = flat(found.column(name), columns.dtype)
         except ValueError as error:
-            raise InputError(f"{where} and after: {error} in column '{name}'") from error
+            raise InputError(f"{where} and after: {error} in column '{name}'; pad or cut them to one length") from error
         empty = each.shape[1] == 0 and found.column(name).null_count == len(found)  # all lists are null
         if each.shape[1] != width and not empty:
             entries = f"lists of {each.shape[1]} entries, not of {width}"

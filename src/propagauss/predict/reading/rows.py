@@ -88,6 +88,8 @@ def reading(path: Path, where: str = "") -> Iterator[None]:
         yield
     except PropagaussError:
         raise
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} cannot be read{where}: it is not UTF-8 ({error.reason}): save it as UTF-8") from error
     except Exception as error:  # damaged files bring many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise InputError(f"{path} cannot be read{where}: {reason}") from error

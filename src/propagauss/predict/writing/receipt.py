@@ -14,9 +14,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from propagauss.predict.writing.store import NOTE
 from propagauss.predict.writing.whole import whole
 
-NAME, NOTE = "propagauss", "note"
+NAME = "propagauss"
 PARTS = {"key": str, "on_nan": str, "summary": dict}
 SUMMARY = {"columns": list, "files": int, "rows": int, "skipped": int, "without": int}
 MOST = 1 << 22

@@ -22,7 +22,7 @@ import pyarrow as pa
 from propagauss.errors import InputError
 from propagauss.predict.writing.whole import renamed, sync_folder, whole
 
-MANIFEST, WRITTEN, LOCK, OUTPUT = "manifest.json", "written.json", "lock", "output"
+MANIFEST, WRITTEN, LOCK, OUTPUT, NOTE = "manifest.json", "written.json", "lock", "output", "note"
 PART = re.compile(r"([0-9a-f]{12}-([0-9]{7,})-([0-9]+))-([0-9a-f]{16})\.arrow")
 OURS = re.compile(
     rf"{PART.pattern}|manifest\.json|written\.json|lock|output|note|[0-9a-f]{{12}}-[0-9]{{7,}}\.tried|\.[\w.-]+\.[0-9a-f]{{12}}\.tmp"
@@ -131,6 +131,10 @@ class Store:
             raise InputError(f"{self.folder}, where parts are kept, is a link: remove it, or give another output")
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{self.folder}, where parts are kept, is not a folder: remove it, or give another output")
+        for name in (MANIFEST, WRITTEN, LOCK, OUTPUT, NOTE):
+            path = self.folder / name
+            if os.path.lexists(path) and not _is_ours(path):
+                raise InputError(f"{path} is {_odd(path)}: remove it, or give another output")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -157,6 +161,10 @@ def key(identity: dict[str, Any]) -> str:
 def _is_ours(path: Path) -> bool:
     """A file, and not a link to one."""
     return stat.S_ISREG(path.lstat().st_mode)
+
+
+def _odd(path: Path) -> str:
+    return "a link" if path.is_symlink() else "a folder" if path.is_dir() else "a special file"
 
 
 def _state(path: Path) -> tuple[int, ...]:
