@@ -475,6 +475,7 @@ add(
     ("save None", lambda t: t.posterior.save(None), "path of the posterior is None"),
     ("save nowhere", lambda t: t.posterior.save(t.folder / "no" / "p"), "there is no folder .*make it"),
     ("save folder", lambda t: t.posterior.save(t.folder), "is a folder: give the name of a file"),
+    ("save a header", lambda t: pg.DiagonalPosterior({"__metadata__": V}).save(t.folder / "h"), "cannot hold: rename"),
     ("save empty", lambda t: t.posterior.save(""), "no name of a file"),
 )
 add(

@@ -21,6 +21,8 @@ FORMAT, VERSION = "propagauss.posteriors", 1
 
 def write(path: str | os.PathLike[str], kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Whole or not at all."""
+    if "__metadata__" in tensors:  # where safetensors keeps the header
+        raise PosteriorError("a parameter is named '__metadata__', which a file cannot hold: rename it in the model")
     header = {"format": FORMAT, "version": str(VERSION), "kind": kind, "meta": json.dumps(meta)}
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
