@@ -119,6 +119,15 @@ def is_assertion(target: Any) -> bool:
     return "assert" in op_name(target) or "sym_constrain" in op_name(target)
 
 
+A_NUMBER = "makes a plain number of an uncertain value: keep it a tensor, without .item()"
+
+
+def makes_number(node: fx.Node) -> bool:
+    """Whether an op reads a real tensor as a number, which has no derivative."""
+    reads = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+    return node.target in reads and any(is_float(a) for a in node.all_input_nodes)
+
+
 def is_float(node: fx.Node) -> bool:
     """Whether a value, or a part of it, is a real or complex floating-point tensor."""
     value = node.meta.get("val")

@@ -385,3 +385,26 @@ def test_errors_are_value_errors() -> None:
 
 def test_functional_dropout_is_seen_too() -> None:
     refuse(Call(lambda x: F.dropout(x, 0.5, training=True)), "training mode")
+
+
+class Numbers(nn.Module):
+    """Multiplies by a number that was read from an uncertain tensor."""
+
+    def __init__(self, read: Callable[[nn.Linear, Tensor], float]):
+        super().__init__()
+        self.layer, self.read = nn.Linear(3, 2), read
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.read(self.layer, x)
+
+
+READS = {"value": lambda layer, x: layer(x).sum().item(), "parameter": lambda layer, x: layer.weight.norm().item()}
+
+
+@pytest.mark.parametrize("make", [pg.streamline, pg.linearise])
+@pytest.mark.parametrize("name", READS)
+def test_a_number_read_from_an_uncertain_tensor_is_refused(name: str, make: Callable[..., Any]) -> None:
+    model = Numbers(READS[name]).eval()
+    posterior = pg.DiagonalPosterior({n: torch.full_like(p, 0.01) for n, p in model.named_parameters()})
+    with pytest.raises(pg.PropagaussError, match=r"plain number|depends on the others"):
+        make(model, posterior, torch.randn(2, 3))

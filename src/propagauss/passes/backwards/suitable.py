@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from torch import fx
 
 from propagauss.errors import InputError, UnsupportedOpError
-from propagauss.nodes import hint, module_path, nodes_in, op_name, reached
+from propagauss.nodes import A_NUMBER, hint, makes_number, module_path, nodes_in, op_name, reached
 from propagauss.passes.backwards.samples import PLAIN, Axis
 from propagauss.rules.registry import Signature
 from propagauss.tracing.trace import Traced
@@ -25,6 +25,14 @@ def check_batch(traced: Traced, active: AbstractSet[fx.Node], axes: Mapping[fx.N
             f"cannot linearise this model: {op_name(lost.target)} at '{module_path(lost)}' takes the batch apart, "
             "or moves it where it cannot be followed. Let the model treat all samples at once, the batch first."
         )
+
+
+def check_numbers(traced: Traced, active: AbstractSet[fx.Node]) -> None:
+    """A number has no derivative, but the model's output depends on it."""
+    for node in traced.graph.nodes:
+        if makes_number(node) and any(a in active for a in node.all_input_nodes):
+            where = f"{op_name(node.target)} at '{module_path(node)}'"
+            raise UnsupportedOpError(f"cannot linearise this model: {where} {A_NUMBER}")
 
 
 def check_outputs(traced: Traced, active: AbstractSet[fx.Node], axes: Mapping[fx.Node, Axis]) -> None:

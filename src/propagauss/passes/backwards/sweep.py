@@ -34,7 +34,7 @@ from propagauss.passes.backwards.layers import at_positions, behind, layer, on_p
 from propagauss.passes.backwards.layout import observed
 from propagauss.passes.backwards.results import of_input, seed, seed_unless_whole, weight_rows
 from propagauss.passes.backwards.samples import PLAIN, apart, axes, fronted
-from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_outputs, check_size
+from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_numbers, check_outputs, check_size
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
 from propagauss.posteriors.roots import joint_root, own_root
@@ -75,6 +75,7 @@ class Sweep:
         self.steps: dict[fx.Node, Step] = {}
 
     def run(self) -> Linearised:
+        check_numbers(self.traced, self.active)
         check_batch(self.traced, self.active, self.axes)
         check_keywords(self.traced, self.active)
         check_outputs(self.traced, self.active, self.axes)

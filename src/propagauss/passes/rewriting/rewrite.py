@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from propagauss.gaussian import mean_of
 from propagauss.network.plan import Step
 from propagauss.network.streamlined import Streamlined
-from propagauss.nodes import AT_MEAN, STEP, is_assertion, is_complex, is_float, shape_of
+from propagauss.nodes import A_NUMBER, AT_MEAN, STEP, is_assertion, is_complex, is_float, makes_number, shape_of
 from propagauss.passes.demand import wanted
 from propagauss.passes.fusion import Chains, cut, is_pointwise
 from propagauss.passes.recognise import release
@@ -135,6 +135,8 @@ class Rewriter:
 
     def _call(self, node: fx.Node) -> None:
         new, inputs = self.new, node.all_input_nodes
+        if makes_number(node) and any(a in new.random or a in self.from_means for a in inputs):
+            self.unsupported.append((node, A_NUMBER))
         if not any(a in new.random for a in inputs):
             if inputs and all(a in new.static for a in inputs):
                 new.static.add(node)
