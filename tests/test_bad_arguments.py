@@ -622,6 +622,11 @@ add(
     "Classifier.calibrate",
     ("tolerance", lambda t: pg.Classifier(t.net).calibrate([(X, Y)], tolerance=-1), "tolerance is -1.*not negative"),
     ("no loader", lambda t: pg.Classifier(t.net).calibrate(None), "the loader is None"),
+    (
+        "progress",
+        lambda t: pg.Classifier(t.net).calibrate([(X, Y)], progress="bar"),
+        "progress is 'bar'",
+    ),
     ("temperature", lambda t: pg.Classifier(t.net, temperature=0), "temperature is 0.*positive"),
 )
 add(

@@ -168,7 +168,8 @@ def summary(records: Sequence[Record]) -> list[str]:
         pairs = [(r, base) for r, base in pairs if (r["method"], r["tolerance"]) == (engine, tolerance)]
         worst = max(r["against"][0] / r["against"][1] for r, _ in pairs)
         gain = sum(r["auroc"] - base["auroc"] for r, base in pairs) / len(pairs)
-        ranking = sum(r["aurc"] / base["aurc"] - 1 for r, base in pairs) / len(pairs)
+        ratios = [r["aurc"] / base["aurc"] - 1 for r, base in pairs if base["aurc"]]
+        ranking = sum(ratios) / max(1, len(ratios))
         lines.append(
             f"{engine}, tolerance {tolerance:g}: against temperature scaling, the NLPD is at worst {worst:+.1f} "
             f"standard errors away (paired), the AUROC of the entropy {gain:+.3f} and the AURC {ranking:+.1%} on "

@@ -158,6 +158,7 @@ def test_data(exported: Any, data: Path, table: Any, tmp_path: Path) -> None:
     (folder / "cut.parquet").unlink()
     pq.write_table(table.drop(["c"]), folder / "other.parquet")
     refused(folder, "other.parquet has no column 'c'")
+    refused(data, "has no column 'nope=a'.*INPUT=A,B is for models of several inputs", columns=("nope=a", "b"))
     (folder / "other.parquet").rename(folder / "other.csv")
     refused(folder, r"of different kinds \(data.parquet, other.csv\)")
     np.save(tmp_path / "x.npy", np.zeros((5, 3)))

@@ -28,6 +28,7 @@ from propagauss.likelihoods.base import (
     free_temperature,
 )
 from propagauss.likelihoods.information import information_of_logits
+from propagauss.likelihoods.links import checked
 from propagauss.likelihoods.sigmoids import SIGMOID_LINKS
 
 
@@ -104,7 +105,7 @@ class BernoulliLikelihood(Likelihood):
 
     def predictive(self, latent: Gaussian) -> Bernoulli:
         logits = self.logits(self.moments(latent))
-        return Bernoulli(logits=logits, validate_args=None if logits.numel() else False)
+        return Bernoulli(logits=logits, validate_args=checked(logits))
 
     def logits(self, moments: Moments) -> Tensor:
         """`log P(y = 1) - log P(y = 0)`, over the temperature."""

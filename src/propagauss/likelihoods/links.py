@@ -130,9 +130,14 @@ def categorical(logits: Tensor) -> Categorical:
     if not torch.compiler.is_compiling() and not floating(logits, "the tensor of logits").dim():
         raise InputError("the logits have no dimensions: give [..., classes]")
     try:
-        return Categorical(logits=logits, validate_args=None if logits.numel() else False)
+        return Categorical(logits=logits, validate_args=checked(logits))
     except ValueError as error:  # of its own check of the values
         raise InputError("the logits have NaN values: check the inputs and the weights of the model") from error
+
+
+def checked(logits: Tensor) -> bool | None:
+    """Whether a distribution should look at its arguments: also after torch.compile, which turns that off for all."""
+    return None if torch.compiler.is_compiling() else logits.numel() > 0
 
 
 LINKS: dict[str, Link] = {"probit": probit, "mean_field": mean_field, "monte_carlo": monte_carlo, "bridge": bridge}

@@ -85,7 +85,8 @@ def _check(path: Path, kinds: dict[str, str], wanted: Sequence[str]) -> None:
     if missing and kinds:
         hint = nearest(missing[0], kinds) if len(missing) == 1 else ""
         there = f"there are {listed(list(kinds))}"
-        raise InputError(f"{path.name} has no column {listed(missing)}{hint} ({there})")
+        named = "; INPUT=A,B is for models of several inputs" if any("=" in name for name in missing) else ""
+        raise InputError(f"{path.name} has no column {listed(missing)}{hint} ({there}){named}")
     _check_twice(path, [name for name in wanted if kinds.get(name) == "twice"])
 
 

@@ -17,6 +17,7 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from propagauss.checks import flag
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, as_tensor, batches, call, check_labels, device_of, explained, taken_by
@@ -108,7 +109,7 @@ class HeldOut(NamedTuple):
 
 def cache(net: Any, loader: Iterable[Any], likelihood: Likelihood, progress: bool) -> HeldOut:
     """Run the net over the data once."""
-    return held_out(latents(net, loader, progress), likelihood)
+    return held_out(latents(net, loader, flag(progress, "progress")), likelihood)
 
 
 def held_out(pairs: Iterable[tuple[Gaussian, Tensor]], likelihood: Likelihood) -> HeldOut:

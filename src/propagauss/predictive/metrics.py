@@ -42,10 +42,17 @@ def nlpd(predictive: Distribution | Tensor, target: Tensor) -> float:
     shape = predictive.batch_shape + predictive.event_shape
     target = check_targets(target, shape)
     _check_some(target)
+    if not _supports(predictive, target):
+        raise InputError(f"targets have values that {kind(predictive)} cannot take: see its .support")
+    return -predictive.log_prob(target).double().mean().item()
+
+
+def _supports(predictive: Distribution, target: Tensor) -> bool:
     try:
-        return -predictive.log_prob(target).double().mean().item()
-    except ValueError as error:  # outside of the support
-        raise InputError(f"targets have values that {kind(predictive)} cannot take: see its .support") from error
+        support: Any = predictive.support
+    except NotImplementedError:
+        return True
+    return support is None or bool(support.check(target).all())
 
 
 def rmse(predictive: Distribution | Tensor, target: Tensor) -> float:
