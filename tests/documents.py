@@ -11,6 +11,7 @@ A page speaks to this file in HTML comments, which readers do not see. Each stan
     <!-- not run: why -->            the next block cannot run here
     <!-- needs: module -->           the next block runs if this module is installed
     <!-- output -->                  the next block is what the last Python block printed
+    <!-- output of one run: why -->  the same, but another run prints something else
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-MARK = r"(?:^<!-- (?P<mark>not run: [^\n]+?|needs: \S+|output) -->\n+)?"
+MARK = r"(?:^<!-- (?P<mark>not run: [^\n]+?|needs: \S+|output|output of one run: [^\n]+?) -->\n+)?"
 FENCE = re.compile(MARK + r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S)
 AFTER = re.compile(r"^<!-- after: (\S+) -->$", re.M)
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?")
@@ -84,7 +85,7 @@ def _run(page: Path, names: dict[str, Any]) -> dict[Block, str]:
     for other in AFTER.findall(text):
         _run((page.parent / other).resolve(), names)
     for block in blocks(text):
-        if block.mark == "output":
+        if block.mark.startswith("output"):
             shown[block] = printed
         elif block.language == "python" and runs(block):
             # empty lines before it, so that an error names the line of the page
@@ -99,7 +100,7 @@ def _run(page: Path, names: dict[str, Any]) -> dict[Block, str]:
 def check(page: Path) -> None:
     """Run a page; an AssertionError if it prints something else than it shows."""
     for block, printed in run(page).items():
-        assert alike(printed, block.text), (
+        assert block.mark != "output" or alike(printed, block.text), (
             f"{page.name}, line {block.line}: the page shows\n{block.text}\nbut its code printed\n{printed}"
         )
 

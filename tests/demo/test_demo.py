@@ -18,12 +18,13 @@ from propagauss import cli
 from propagauss.baselines import MonteCarlo
 from propagauss.demo import data
 from propagauss.demo.compute import STEPS, Settings, compute
-from propagauss.demo.methods import OURS, Result, Sampler, best, chosen, fit_class_sampler, is_tied
+from propagauss.demo.methods import EXACT, OURS, Result, Sampler, best, chosen, fit_class_sampler, is_tied
 from propagauss.demo.report import commentary, tables
 from propagauss.demo.report.files import write
 from propagauss.demo.timing import relative_times
 from propagauss.demo.training import mlp, train, train_classifier
 
+FILES = ["report.html", "results.json"]
 STRUCTURES = ["diagonal", "kronecker", "full"]
 
 
@@ -60,17 +61,17 @@ def test_prints_a_table_for_each_data_set_and_the_path(demo):
     for table in (printed[digits:diabetes], printed[diabetes:]):
         lines = table.splitlines()
         assert sum(line.endswith(" *") for line in lines) == 1  # one best NLPD
-        assert all(any(line.startswith(f"  {m}") for line in lines) for m in ("MAP", "sampling", "GLM", OURS))
+        assert all(any(line.startswith(f"  {m}") for line in lines) for m in ("MAP", "sampling", EXACT, OURS))
 
 
 def test_nothing_else_is_left(demo):
-    assert sorted(p.name for p in demo[2].iterdir()) == ["bands.svg", "cost.svg", "report.html", "results.json"]
+    assert sorted(p.name for p in demo[2].iterdir()) == ["bands.svg", "cost.svg", "opening.svg", *FILES]
 
 
 def test_report_is_self_contained(demo):
     text = (demo[2] / "report.html").read_text()
     figures = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', text)
-    assert len(figures) == 4
+    assert len(figures) == 5
     assert not re.search(r'(src|href)="(?!data:)|url\(|@import|<script|<link|https?://', text)
     for figure in figures:
         svg = base64.b64decode(figure).decode()
@@ -86,6 +87,12 @@ def test_report_shows_plan_versions_and_seed(demo):
 
 
 # -- the numbers
+
+
+def test_the_first_picture_is_unsure_between_and_away_from_the_data(results):
+    found = results["opening"]
+    assert 0.1 < found["noise"] < 0.25 and 0.9 < found["inside"] < 0.99
+    assert found["between"] > 3 and found["away"] > 3
 
 
 def test_all_numbers_are_finite(results):
@@ -105,7 +112,7 @@ def test_all_numbers_are_finite(results):
 
 
 @pytest.mark.parametrize("study", ["digits", "diabetes"])
-@pytest.mark.parametrize("method", ["sampling", "GLM", OURS])
+@pytest.mark.parametrize("method", ["sampling", EXACT, OURS])
 @pytest.mark.parametrize("posterior", STRUCTURES)
 def test_every_method_comes_as_it_is_and_fitted(results, study, method, posterior):
     found = rows(results, study, method=method, posterior=posterior)
@@ -202,7 +209,7 @@ def result(method, losses, **more):
 def test_marks_tell_ties_from_differences():
     found = [
         result("MAP", [1.0, 1.1, 0.9, 1.0], noise=1.0),
-        result("GLM", [0.9, 1.2, 0.8, 1.05], noise=1.0),
+        result(EXACT, [0.9, 1.2, 0.8, 1.05], noise=1.0),
         result(OURS, [2.0, 2.1, 1.9, 2.05], noise=1.0),
     ]
     assert best(found) is found[1] and is_tied(found[0], found[1])

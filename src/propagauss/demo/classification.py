@@ -11,15 +11,16 @@ from torch.distributions import Categorical
 
 from propagauss import metrics
 from propagauss.demo.data import Split
-from propagauss.demo.methods import OURS, Result, Sampler, fit_class_sampler
+from propagauss.demo.methods import EXACT, OURS, Result, Sampler, fit_class_sampler
 from propagauss.demo.timing import relative_times
+from propagauss.engines.linearise import Linearised, linearise
 from propagauss.engines.streamline import Streamlined
 from propagauss.likelihoods.links import categorical
 from propagauss.posteriors import Posterior
-from propagauss.predictive.baselines import GLM, MAP, TemperatureScaling
+from propagauss.predictive.baselines import MAP, TemperatureScaling
 from propagauss.predictive.classifier import Classifier
 
-# how GLM and ours are shown: (link, whether the scale is fitted)
+# how both engines are shown: (link, whether the scale is fitted)
 VARIANTS = (("probit", False), ("probit", True), ("mean_field", True))
 
 
@@ -48,10 +49,11 @@ def compare(
     for name, posterior in posteriors.items():
         step(f"sampling, {name}")
         results += _sampling(Sampler(model, posterior, samples, seed), name, split)
-    for method, make in (("GLM", lambda n: GLM(model, posteriors[n])), (OURS, lambda n: nets[n])):
+    exact = {name: linearise(model, posterior, split.train[0][:2]) for name, posterior in posteriors.items()}
+    for method, made in ((EXACT, exact), (OURS, nets)):
         for name in posteriors:
             step(f"{method}, {name}")
-            results += _gaussian(method, name, make(name), split)
+            results += _gaussian(method, name, made[name], split)
     return results
 
 
@@ -67,7 +69,7 @@ def _sampling(sampler: Sampler, posterior: str, split: Split) -> list[Result]:
     ]
 
 
-def _gaussian(method: str, posterior: str, net: GLM | Streamlined, split: Split) -> list[Result]:
+def _gaussian(method: str, posterior: str, net: Linearised | Streamlined, split: Split) -> list[Result]:
     results = []
     for link, fitted in VARIANTS:
         classifier = Classifier(net, link)  # type: ignore[arg-type]

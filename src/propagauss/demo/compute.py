@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from propagauss.demo import classification, data, regression
+from propagauss.demo import classification, data, opening, regression
 from propagauss.demo.methods import STRUCTURES, Result, Structure
 from propagauss.demo.regression import Band
 from propagauss.demo.training import train, train_classifier
@@ -20,7 +20,7 @@ from propagauss.posteriors import Posterior, fit_laplace
 from propagauss.version import __version__
 
 PICTURE: tuple[Structure, ...] = ("diagonal", "kronecker")  # posteriors of the one-dimensional picture
-STEPS = 2 * (2 + 4 * len(STRUCTURES)) + 2  # for each study, then timing and picture
+STEPS = 2 * (2 + 4 * len(STRUCTURES)) + 3  # for each study, then timing and pictures
 _Step = Callable[[str], None]
 _Likelihood = Literal["classification", "regression"]
 
@@ -37,6 +37,7 @@ class Settings:
     digits_priors: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)  # precisions, chosen from on validation data
     epochs: int = 60
     samples: int = 100
+    opening_steps: int = 800
     timing_rounds: int = 15
     timing_batch: int = 64
 
@@ -44,7 +45,9 @@ class Settings:
     def of(cls, seed: int, quick: bool) -> Settings:
         if not quick:
             return cls(seed)
-        return cls(seed, True, (8, 8), (6, 6), (8,), epochs=15, samples=20, timing_rounds=2, timing_batch=8)
+        return cls(
+            seed, True, (8, 8), (6, 6), (8,), epochs=15, samples=20, opening_steps=200, timing_rounds=2, timing_batch=8
+        )
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Demo:
     """All that the report shows."""
 
     settings: Settings
+    opening: opening.Opening
     digits: Study
     diabetes: Study
     picture: data.Split
@@ -80,6 +84,7 @@ class Demo:
             "versions": self.versions,
             "seconds": self.elapsed,
             "map_seconds_per_batch": self.map_seconds,
+            "opening": {"noise": self.opening.noise, "inside": self.opening.inside, **self.opening.multiples},
             "digits": _study_dict(self.digits),
             "diabetes": _study_dict(self.diabetes),
         }
@@ -88,6 +93,8 @@ class Demo:
 def compute(settings: Settings, step: _Step) -> Demo:
     """Train, fit, compare; `step` is told what comes next."""
     start = time.perf_counter()
+    step("first picture")
+    first = opening.compute(settings.seed, settings.opening_steps)
     digits = _study(data.digits(settings.seed), settings.digits_hidden, "classification", settings, step)
     step("time per prediction")
     batch = digits.split.test[0][: settings.timing_batch]
@@ -100,7 +107,7 @@ def compute(settings: Settings, step: _Step) -> Demo:
     posteriors, nets = _posteriors(model, PICTURE, "regression", picture, lambda what: None)
     bands = regression.bands(model, posteriors, nets, picture, grid, settings.samples, settings.seed)
     elapsed = time.perf_counter() - start
-    return Demo(settings, digits, diabetes, picture, grid, bands, seconds, elapsed, _versions())
+    return Demo(settings, first, digits, diabetes, picture, grid, bands, seconds, elapsed, _versions())
 
 
 def _study(

@@ -18,6 +18,7 @@ from propagauss.predictive.calibration import minimise
 Structure = Literal["diagonal", "kronecker", "full"]
 STRUCTURES: tuple[Structure, ...] = ("diagonal", "kronecker", "full")
 OURS = "streamlined"
+EXACT = "linearised"
 
 
 @dataclass

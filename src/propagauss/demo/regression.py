@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from propagauss import metrics
 from propagauss.demo.data import Split
-from propagauss.demo.methods import OURS, Result, Sampler, fit_regression_sampler
+from propagauss.demo.methods import EXACT, OURS, Result, Sampler, fit_regression_sampler
+from propagauss.engines.linearise import linearise
 from propagauss.engines.streamline import Streamlined
 from propagauss.posteriors import Posterior
-from propagauss.predictive.baselines import GLM, MAP
+from propagauss.predictive.baselines import MAP
 from propagauss.predictive.regressor import Regressor
 
 
@@ -38,10 +39,11 @@ def compare(
     for name, posterior in posteriors.items():
         step(f"sampling, {name}")
         results += _sampling(model, name, posterior, split, samples, seed)
-    for method, make in (("GLM", lambda n: GLM(model, posteriors[n])), (OURS, lambda n: nets[n])):
+    exact = {name: linearise(model, posterior, split.train[0][:2]) for name, posterior in posteriors.items()}
+    for method, made in ((EXACT, exact), (OURS, nets)):
         for name, posterior in posteriors.items():
             step(f"{method}, {name}")
-            noise, net = posterior.details["noise"], make(name)
+            noise, net = posterior.details["noise"], made[name]
             results.append(_normal(method, name, Regressor(net, noise), split, fitted=False))
             results.append(_normal(method, name, _fitted(net, noise, split), split, fitted=True))
     return results
@@ -104,7 +106,10 @@ def bands(
     samples: int,
     seed: int,
 ) -> list[Band]:
-    """MAP, sampling, GLM and ours over `grid [G, 1]`: each posterior as it is, the last with scale and noise fitted."""
+    """MAP, sampling and both engines over `grid [G, 1]`.
+
+    Each posterior comes as it is, the last also with scale and noise fitted.
+    """
     found = []
     for name, posterior in posteriors.items():
         noise = posterior.details["noise"]
@@ -117,9 +122,10 @@ def bands(
             total = (stddev.square() + noise**2).sqrt()
             sampled = Band("sampling", name, sampler.scale, fitted, latents.mean(0), stddev, total)
             start = posterior.details["noise"]
+            exact = linearise(model, posterior, split.train[0][:2])
             others = [
                 _band(method, name, _fitted(net, start, split) if fitted else Regressor(net, start), grid, fitted)
-                for method, net in (("MAP", MAP(model)), ("GLM", GLM(model, posterior)), (OURS, nets[name]))
+                for method, net in (("MAP", MAP(model)), (EXACT, exact), (OURS, nets[name]))
             ]
             found += [others[0], sampled, *others[1:]]
     return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from propagauss.demo.methods import OURS, Result, best, chosen, is_tied
+from propagauss.demo.methods import EXACT, OURS, Result, best, chosen, is_tied
 from propagauss.demo.regression import Band
 from propagauss.predictive.calibration import BOUNDS
 
@@ -42,7 +42,7 @@ def prior(priors: Mapping[float, float]) -> str:
 def scales(results: Sequence[Result]) -> str:
     """What fitting on the validation part does to each method."""
     parts = []
-    for method in ("sampling", "GLM", OURS):
+    for method in ("sampling", EXACT, OURS):
         raw, fitted = chosen(_of(results, method, False)), chosen(_of(results, method))
         found = [r.scale for r in _of(results, method) if r.scale is not None]
         parts.append(
@@ -55,7 +55,7 @@ def accuracies(results: Sequence[Result]) -> str:
     """What happens to the accuracy of MAP."""
     base = results[0].metrics["accuracy"]
     parts = []
-    for method in ("sampling", "GLM", OURS):
+    for method in ("sampling", EXACT, OURS):
         every = [r for r in results if r.method == method]
         worst = min(every, key=lambda r: r.metrics["accuracy"])
         parts.append(f"{method} {100 * worst.metrics['accuracy']:.1f}% (scale {worst.scale:.2g}, {worst.structure})")
@@ -65,7 +65,7 @@ def accuracies(results: Sequence[Result]) -> str:
 def times(results: Sequence[Result], seconds: float, batch: int) -> str:
     """What predictions cost."""
     parts = []
-    for method in ("sampling", "GLM", OURS):
+    for method in ("sampling", EXACT, OURS):
         medians = [r.time.median for r in results if r.method == method and r.time]
         parts.append(f"{method} {min(medians):.1f} to {max(medians):,.0f} times")
     return (
@@ -80,7 +80,7 @@ def widths(bands: Sequence[Band]) -> list[str]:
     lines = []
     for posterior in dict.fromkeys(b.posterior for b in bands):
         width = {b.method: b.latent.double().mean().item() for b in bands if b.posterior == posterior and not b.fitted}
-        parts = " and ".join(f"{width[method] / width['sampling']:.2g} ({method})" for method in ("GLM", OURS))
+        parts = " and ".join(f"{width[method] / width['sampling']:.2g} ({method})" for method in (EXACT, OURS))
         lines.append(
             f"{_capital(posterior)} posterior as it is: the mean width of the inner band is {parts} times that of "
             "sampling from the same posterior."

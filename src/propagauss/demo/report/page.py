@@ -8,21 +8,22 @@ from html import escape
 from pathlib import Path
 
 from propagauss.demo.compute import Demo, Study
-from propagauss.demo.methods import OURS, Result
+from propagauss.demo.methods import EXACT, OURS, Result
 from propagauss.demo.report import commentary, html, plots, tables
 from propagauss.demo.report.files import write as write_file
 
 
 def write(demo: Demo, folder: Path) -> Path:
-    """`report.html`, `results.json` and two of the plots in `folder`; returns the path of the report."""
+    """`report.html`, `results.json` and three of the plots in `folder`; returns the path of the report."""
     write_file(folder / "results.json", json.dumps(demo.as_dict(), indent=2, allow_nan=False) + "\n")
+    write_file(folder / "opening.svg", plots.opening(demo.opening))
     write_file(folder / "cost.svg", plots.cost(demo.digits.results))
     write_file(folder / "bands.svg", plots.bands(demo.bands, demo.grid, demo.picture.train, demo.picture.test))
     return write_file(folder / "report.html", page(demo))
 
 
 def page(demo: Demo) -> str:
-    sections = [_head(demo), _digits(demo), _diabetes(demo), _picture(demo), _details(demo)]
+    sections = [_head(demo), _opening(demo), _digits(demo), _diabetes(demo), _picture(demo), _details(demo)]
     return html.page("propagauss demo", "".join(sections))
 
 
@@ -38,10 +39,28 @@ def _head(demo: Demo) -> str:
         "Kronecker and full, over all weights) were fitted around them. Every way of predicting with such a posterior "
         "got the same treatment: what it has to fit was fitted on the validation part, and all scores below are from "
         f"the test part.</p>{quick}"
-        f'<p class="soft">Method names: <em>{OURS}</em> is propagauss; <em>sampling</em> averages over '
-        f"{demo.settings.samples} draws of the weights; <em>GLM</em> linearises the network in its weights. Where "
-        "methods are compared, the variant of each is the one that did best on the validation part. ± is one standard "
-        "error.</p>"
+        f'<p class="soft">Method names: <em>{OURS}</em> and <em>{EXACT}</em> are the two engines of propagauss; the '
+        "second is exact for the network linearised in its weights, the usual predictive of a Laplace posterior. "
+        f"<em>Sampling</em> averages over {demo.settings.samples} draws of the weights. Where methods are compared, "
+        "the variant of each is the one that did best on the validation part. ± is one standard error.</p>"
+    )
+
+
+def _opening(demo: Demo) -> str:
+    found = demo.opening
+    return (
+        "<h2>What a network does not know</h2>"
+        f"<p>A small network was trained on {len(found.train[0])} observations of a sine, from two stretches of the "
+        "line. The plain model gives a number everywhere, and knows of no other uncertainty than the noise. The "
+        "linearised predictive (<code>pg.linearise</code>, one pass, nothing fitted on held-out data) has a standard "
+        f"deviation {found.multiples['between']:.0f} times the noise midway between the two stretches and "
+        f"{found.multiples['away']:.0f} times at the right end, and where there are data its 95% intervals contain "
+        f"{found.inside:.1%} of new observations.</p>"
+        + html.figure(
+            plots.opening(found),
+            "Mean and two standard deviations, noise included. The posterior is a Laplace approximation with a full "
+            "covariance over all weights, its prior precision and noise those of largest marginal likelihood.",
+        )
     )
 
 

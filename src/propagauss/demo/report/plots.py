@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from propagauss import metrics
-from propagauss.demo.methods import OURS, Result
+from propagauss.demo.methods import EXACT, OURS, Result
+from propagauss.demo.opening import Opening
 from propagauss.demo.regression import Band
 
 BINS = 15
@@ -25,7 +26,7 @@ COLOURS = {
     "MAP": "#8a8f98",
     "temperature scaling": "#c86da2",
     "sampling": "#e08e0b",
-    "GLM": "#1fa87f",
+    EXACT: "#1fa87f",
     OURS: "#2f7fd1",
 }
 MARKERS = {"": "s", "diagonal": "o", "kronecker": "D", "full": "^"}
@@ -72,6 +73,22 @@ def _svg(figure: Figure) -> str:
     text = text.replace(_INK, "currentColor")
     start = text.index(">") + 1
     return text[:start] + _THEME + text[start:]
+
+
+def opening(found: Opening) -> str:
+    """The plain model beside the linearised predictive: mean and two standard deviations."""
+    x, mean = found.grid[:, 0].numpy(), found.mean[:, 0].numpy()
+    panels = (("plain model", found.plain, COLOURS["MAP"]), ("propagauss", found.stddev, COLOURS[OURS]))
+    with drawing(7.8, 2.7) as (figure, svg):
+        axes = figure.subplots(1, len(panels), sharex=True, sharey=True)
+        for axis, (title, stddev, colour) in zip(axes, panels, strict=True):
+            width = 2 * stddev[:, 0].numpy()
+            axis.fill_between(x, mean - width, mean + width, color=colour, alpha=0.3, linewidth=0)
+            axis.plot(x, mean, color=colour, linewidth=1.8)
+            axis.plot(found.train[0][:, 0], found.train[1][:, 0], "o", ms=2.2, mfc=_INK, mec="none", alpha=0.6)
+            axis.set_title(title)
+        axes[0].set(xlim=(x[0], x[-1]), ylim=(-6, 6), yticks=[-4, -2, 0, 2, 4])
+        return svg()
 
 
 def reliability(results: Sequence[Result], labels: Tensor) -> str:
