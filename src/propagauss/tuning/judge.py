@@ -6,7 +6,7 @@ Everything is computed from cached latents, so that a fold costs arithmetic and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.distributions import Bernoulli, Categorical
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.likelihoods.base import Held, Likelihood, Moments
+from propagauss.likelihoods.categorical import IGNORED, CategoricalLikelihood
 from propagauss.predictive import metrics
 from propagauss.predictive.calibrate import COARSE, TOLERANCE, calibrated
 from propagauss.predictive.calibration import HeldOut, held_out
@@ -118,11 +119,14 @@ def _classes(likelihood: Likelihood, held: Held) -> tuple[Tensor, Tensor] | None
     matrix = covariance.dim() > mean.dim()
     blocks = covariance.reshape(-1, width, width) if matrix else covariance.reshape(-1, width)
     flat = mean.reshape(-1, width)
+    ignored = IGNORED
+    if isinstance(likelihood, CategoricalLikelihood):  # moments have the classes last
+        likelihood, ignored = replace(likelihood, class_dim=-1), likelihood.ignore_index
     predictive: Any = likelihood.predictive(Gaussian.full(flat, blocks) if matrix else Gaussian.diagonal(flat, blocks))
     labels = held.y.reshape(-1)
     if isinstance(predictive, Bernoulli):
         yes = predictive.probs.reshape(-1)
         return torch.stack([1 - yes, yes], -1), labels.long()
     assert isinstance(predictive, Categorical)
-    counted = labels >= 0  # not those that are skipped
+    counted = labels != ignored
     return predictive.probs[counted], labels[counted]
