@@ -37,10 +37,13 @@ def clothes(context: Context, seed: int) -> Use:
     for (x, y), size in zip((data.train, data.validation, data.test), sizes, strict=True):
         rows = torch.randperm(len(y))[:size]
         chosen.append((x[rows], y[rows]))
-    layers = [nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-    model = nn.Sequential(*layers, nn.Linear(144, 10))
+    first, second = nn.Conv2d(1, 8, 3, 2, 1), nn.Conv2d(8, 16, 3, 2, 1)
+    head = nn.MaxPool2d(2), nn.Flatten(), nn.Linear(144, 10)
+    model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), *head)
     steps = 50 if context.quick else 600
-    trained(model, lambda batch: F.cross_entropy(model(batch[0]), batch[1]), pairs(*chosen[0], 64), steps)
+    trained(
+        model, lambda batch: F.cross_entropy(model(batch[0]), batch[1]), pairs(chosen[0][0], chosen[0][1], 64), steps
+    )
     far = images(context, "mnist").test[0][: sizes[2]]
     train, validation, test = (pairs(*part) for part in chosen)
     return Use(model, "classification", train, validation, test, list(far.split(128)))

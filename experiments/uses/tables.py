@@ -13,9 +13,9 @@ from propagauss.demo.data import diabetes as diabetes_data
 
 def points(context: Context, seed: int) -> Use:
     """The tutorial's: two classes in the plane, by the sign of the product of both coordinates."""
-    x = torch.randn(128 + 300 + 1000, 2)
+    x = torch.randn(128 + 500 + 1000, 2)
     y = (x.prod(dim=1) + 0.3 * torch.randn(len(x)) > 0).long()
-    train, validation, test = parts(x, y, 128, 300, 1000)
+    train, validation, test = parts(x, y, 128, 500, 1000)
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
     trained(model, lambda batch: F.cross_entropy(model(batch[0]), batch[1]), pairs(x[:128], y[:128], 64), 200, 1e-2)
     angle = 2 * torch.pi * torch.rand(1000, 1)
@@ -47,9 +47,9 @@ class Heads(nn.Module):
 
 def heteroscedastic(context: Context, seed: int) -> Use:
     """A wave whose noise grows to the right."""
-    x = 4 * torch.rand(300 + 300 + 1000, 1) - 2
+    x = 4 * torch.rand(300 + 500 + 1000, 1) - 2
     y = (2 * x).sin() + (0.05 + 0.15 * (x + 2)) * torch.randn_like(x)
-    train, validation, test = parts(x, y, 300, 300, 1000)
+    train, validation, test = parts(x, y, 300, 500, 1000)
     model = Heads()
 
     def loss(batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ WORDS, KNOWN = 8, 1500
 SOURCES = (("mrpc", "sentence1"), ("boolq", "passage"), ("wic", "sentence1"))  # news, an encyclopaedia, a dictionary
 FAR = ("boolq", "question")
 SIZE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-COUNTS = {"full": {"train": 800, "validation": 300, "test": 400}, "quick": {"train": 60, "validation": 40, "test": 40}}
+COUNTS = {"full": {"train": 2400, "validation": 300, "test": 400}, "quick": {"train": 60, "validation": 40, "test": 40}}
 
 
 class Snippets:
@@ -56,10 +57,10 @@ def _batches(ids: Tensor, labels: Tensor | None, size: int = 128) -> Batches:
     return [batch | {"labels": y} for batch, y in zip(found, labels.split(size), strict=True)]
 
 
-def _data(snippets: Snippets, classes: int, size: int = 128) -> dict[str, Batches]:
+def _data(snippets: Snippets, sources: Sequence[tuple[str, str]], size: int = 64) -> dict[str, Batches]:
     found = {}
     for part in ("train", "validation", "test"):
-        by_class = [snippets.of(*source, part) for source in SOURCES[:classes]]
+        by_class = [snippets.of(*source, part) for source in sources]
         labels = torch.cat([torch.full((len(x),), c) for c, x in enumerate(by_class)])
         order = torch.randperm(len(labels))
         found[part] = _batches(torch.cat(by_class)[order], labels[order], size if part == "train" else 128)
@@ -70,10 +71,11 @@ def bert(context: Context, seed: int) -> Use:
     from transformers import BertConfig, BertForSequenceClassification
 
     snippets = Snippets(context)
-    data = _data(snippets, 3, 64)
-    config = BertConfig(vocab_size=snippets.vocabulary, max_position_embeddings=16, num_labels=3, **SIZE)
+    data = _data(snippets, SOURCES)
+    sizes: dict[str, Any] = {"vocab_size": snippets.vocabulary, "max_position_embeddings": 16, "num_labels": 3}
+    config = BertConfig(**sizes, **SIZE)
     model = BertForSequenceClassification(config)
-    trained(model, lambda batch: model(**batch).loss, data["train"], 30 if context.quick else 250)
+    trained(model, lambda batch: model(**batch).loss, data["train"], 30 if context.quick else 500, decay=0.1)
     return Use(model, "classification", **data)
 
 
@@ -83,17 +85,17 @@ def llama(context: Context, seed: int) -> Use:
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
     snippets = Snippets(context)
-    data = _data(snippets, 2, 64)
-    sizes = {"vocab_size": snippets.vocabulary, "max_position_embeddings": 16, "use_cache": False, "num_labels": 2}
-    config = LlamaConfig(**sizes, **SIZE, pad_token_id=0)
+    data = _data(snippets, SOURCES[::2])
+    sizes: dict[str, Any] = {"vocab_size": snippets.vocabulary, "max_position_embeddings": 16, "num_labels": 2}
+    config = LlamaConfig(**sizes, **SIZE, use_cache=False, pad_token_id=0)
     language = LlamaForCausalLM(config)
-    steps = 30 if context.quick else 250
+    steps = 30 if context.quick else 400
     trained(language, lambda b: language(input_ids=b["input_ids"], labels=b["input_ids"]).loss, data["train"], steps)
     base = LlamaForSequenceClassification(config)
     base.model.load_state_dict(language.model.state_dict())
-    lora = LoraConfig(task_type="SEQ_CLS", r=4, lora_alpha=16, target_modules=["q_proj", "v_proj"])
+    lora = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])
     model: nn.Module = get_peft_model(base, lora)  # type: ignore[arg-type]
-    trained(model, lambda batch: model(**batch).loss, data["train"], steps)
+    trained(model, lambda batch: model(**batch).loss, data["train"], steps, decay=0.1)
     return Use(model, "classification", **data)
 
 

@@ -57,7 +57,7 @@ def run(context: Context, name: str, number: int) -> Record:
     plain, tempered = _baselines(use)
     losses = {"tuned": _losses(best, use.test), "temperature": _losses(tempered, use.test)}
     losses["plain"] = _losses(plain, use.test) if plain is not None else losses["temperature"]
-    row = best.leaderboard.winner
+    row, has = best.leaderboard.winner, best.leaderboard.winner.engine != "plain"
     mean, error = paired(losses["tuned"], losses["plain"])
     return {
         "use": name,
@@ -72,7 +72,8 @@ def run(context: Context, name: str, number: int) -> Record:
         "nlpd": {method: each.mean().item() for method, each in losses.items()},
         "difference": [mean, error],
         "from_temperature": list(paired(losses["tuned"], losses["temperature"])),
-        "auroc": _auroc(best, use) if row.engine != "plain" else None,
+        "auroc": _auroc(best, use, "epistemic") if has else None,
+        "auroc_variance": _auroc(best, use, "latent_variance") if has and _has_classes(use) else None,
     }
 
 
@@ -96,9 +97,13 @@ def _losses(found: Predictor, data: Batches) -> Tensor:
     return losses.detach() * (len(losses) / held.targets)
 
 
-def _auroc(found: Predictor, use: Use) -> float:
-    """Far inputs against test inputs, by epistemic uncertainty."""
-    scores = [torch.from_numpy(found.predict(part, progress=False).epistemic) for part in (use.test, use.far)]
+def _has_classes(use: Use) -> bool:
+    return use.likelihood in ("classification", "binary")
+
+
+def _auroc(found: Predictor, use: Use, by: str) -> float:
+    """Far inputs against test inputs, by one of the fields of predictions, averaged over the targets of an input."""
+    scores = [torch.from_numpy(getattr(found.predict(part, progress=False), by)) for part in (use.test, use.far)]
     near, far = (each.double().reshape(len(each), -1).mean(1) for each in scores)
     return metrics.auroc(torch.cat([near, far]), torch.arange(len(near) + len(far)) >= len(near))
 
@@ -117,7 +122,8 @@ HEAD = [
     "tuned",
     "tuned - plain",
     "in standard errors, each seed",
-    "AUROC, far against near",
+    "AUROC, far against near: epistemic",
+    "latent variance",
     "cost",
 ]
 
@@ -138,7 +144,6 @@ def _cells(name: str, rows: Sequence[Record]) -> list[str]:
     nlpd = [_mean([r["nlpd"][m] for r in rows]) for m in ("plain", "temperature", "tuned")]
     difference = _mean([r["difference"][0] for r in rows])
     error = math.sqrt(sum(r["difference"][1] ** 2 for r in rows)) / len(rows)
-    aurocs = [r["auroc"] for r in rows if r["auroc"] is not None]
     winners = list(dict.fromkeys(r["winner"]["name"] for r in rows))
     return [
         KINDS[name].title,
@@ -146,9 +151,14 @@ def _cells(name: str, rows: Sequence[Record]) -> list[str]:
         *(f"{value:.4f}" for value in nlpd),
         f"{difference:+.4f} ± {error:.4f}",
         ", ".join(f"{_in_errors(r):+.1f}" for r in rows),
-        ", ".join(f"{a:.3f}" for a in aurocs) or "none: a plain model won",
+        _listed([r["auroc"] for r in rows]),
+        _listed([r["auroc_variance"] for r in rows]),
         ", ".join(f"{r['winner']['cost']:.1f}x" for r in rows),
     ]
+
+
+def _listed(values: Sequence[float | None]) -> str:
+    return ", ".join("none" if v is None else f"{v:.3f}" for v in values)
 
 
 SINGLE = ["run", "what won", "plain", "temperature", "tuned", "tuned - plain", "in standard errors", "AUROC", "cost"]

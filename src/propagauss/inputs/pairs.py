@@ -30,10 +30,9 @@ def joined(output: Any) -> Any:
             f"the model returned a mean {tuple(mean.shape)} and a log variance {tuple(log_variance.shape)}: they must "
             "have one shape, so expand the smaller one"
         )
-    if isinstance(mean, Gaussian) and isinstance(log_variance, Gaussian):
-        variance = _beside(mean.variance, log_variance.variance)
-        return Gaussian.diagonal(_beside(mean.mean, log_variance.mean), variance)
-    return _beside(mean, log_variance)
+    if isinstance(mean, Tensor):
+        return _beside(mean, log_variance)
+    return Gaussian.diagonal(_beside(mean.mean, log_variance.mean), _beside(mean.variance, log_variance.variance))
 
 
 def _beside(one: Tensor, other: Tensor) -> Tensor:

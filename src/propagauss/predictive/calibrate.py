@@ -33,6 +33,7 @@ __all__ = ["HIGHEST", "LOWEST", "TOLERANCE", "Calibration", "Trials", "calibrate
 
 NOTHING = 1e-6  # a difference in NLPD that nobody will notice
 STEADY = 1e-7  # if no loss changes by more than this over a factor of ten, the limit is reached
+HOPELESS = 10.0  # nats above the best; larger scales are no better
 ALIKE = 1e-3  # losses that differ by less are those of the same predictions
 CLOSE = 1.05  # two scales that are told apart no further
 COARSE = 2.0  # the same, to compare many predictors
@@ -185,7 +186,10 @@ def _minimise(nlpd: Callable[[Tensor], Tensor], starts: list[Tensor], bounds: li
         return value.item(), gradient.numpy()
 
     logs = [np.clip(start.log().reshape(-1).numpy(), *np.transpose(bounds)) for start in starts]
-    first = min(logs, key=lambda theta: np.nan_to_num(objective(theta)[0], nan=math.inf)) if len(logs) > 1 else logs[0]
+    values = [np.nan_to_num(objective(theta)[0], nan=math.inf) for theta in logs]
+    first = logs[int(np.argmin(values))]
+    if not math.isfinite(min(values)):  # there is nothing to follow
+        return torch.from_numpy(first).exp().reshape(form)
     settings: Any = {"jac": True, "bounds": bounds, "method": "L-BFGS-B", "options": {"ftol": 1e-13, "gtol": 1e-8}}
     found: Any = minimize(objective, first, **settings)
     return torch.from_numpy(found.x).exp().reshape(form)
@@ -204,14 +208,16 @@ def paired(losses: Tensor, others: Tensor) -> tuple[float, float]:
 
 def _best(trials: Trials, highest: float, close: float) -> Trial:
     """The scale of least NLPD: a step per decade, outwards from 1 to where nothing changes, then a finer search."""
-    start = min(1.0, highest)
+    start, steady = min(1.0, highest), STEADY if close < COARSE else ALIKE / 10
     for factor, end in ((0.1, LOWEST), (10.0, highest)):
         here = trials.at(start)
         while here.scale != end:
             there = here.scale * factor
             there = end if (there - end) * (factor - 1) > 0 or math.isclose(there, end) else there
             before, here = here, trials.at(there)
-            if (here.losses - before.losses).abs().max() < STEADY:
+            if (here.losses - before.losses).abs().max() < steady:
+                break
+            if factor > 1 and not here.nlpd < min(trial.nlpd for trial in trials.known) + HOPELESS:
                 break
     best = min(trials.known, key=lambda trial: trial.nlpd)
     bracket = [math.log(min(max(best.scale * f, LOWEST), highest)) for f in (0.1, 10.0)]

@@ -24,6 +24,7 @@ from propagauss.predictive.calibration import HeldOut, held_out
 FOLDS = 5
 CLASSES = ("classification", "binary")
 POINTS = 2_000  # more of them cost time and tell no more about which candidate to take
+TARGETS = 20_000  # the same for labels, of which a point may have very many: one for each pixel
 
 Latents = Sequence[tuple[Gaussian, Tensor]]
 
@@ -98,11 +99,26 @@ def part(held: HeldOut, keep: Tensor, likelihood: Likelihood) -> HeldOut:
 def _some(held: HeldOut, likelihood: Likelihood) -> HeldOut:
     """A random choice of rows, always the same, if there are many."""
     count = sum(len(y) for _, y in held.batches)
-    if count <= POINTS:
+    if count > POINTS:
+        keep = torch.zeros(count, dtype=torch.bool)
+        keep[torch.randperm(count, generator=torch.Generator().manual_seed(1))[:POINTS]] = True
+        held = part(held, keep, likelihood)
+    if held.targets <= TARGETS or likelihood.pointwise:
         return held
-    keep = torch.zeros(count, dtype=torch.bool)
-    keep[torch.randperm(count, generator=torch.Generator().manual_seed(1))[:POINTS]] = True
-    return part(held, keep, likelihood)
+    share = TARGETS / held.targets
+    return HeldOut.of([_positions(each, share) for each in held.batches], likelihood, held.dtype)
+
+
+def _positions(held: Held, share: float) -> Held:
+    """Some of the positions of every point, with the classes in the last dimension."""
+    (mean, covariance, index), y = held
+    if y.dim() < 2 or index is not None:
+        return held
+    places = y[0].numel()
+    chosen = torch.randperm(places, generator=torch.Generator().manual_seed(2))[: max(1, round(share * places))]
+    inner = covariance.shape[mean.dim() - 1 :]
+    covariance = covariance.reshape(len(y), places, *inner)[:, chosen]
+    return Held(Moments(mean.reshape(len(y), places, -1)[:, chosen], covariance), y.reshape(len(y), places)[:, chosen])
 
 
 def _losses(likelihood: Likelihood, held: Held) -> Tensor:
