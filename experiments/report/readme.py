@@ -2,6 +2,7 @@
 
 python -m experiments.report.readme README.md                                        # those of the paper
 python -m experiments.report.readme docs/how-to/calibration.md results calibration   # one
+python -m experiments.report.readme docs/how-to/tune.md results uses
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from propagauss.demo.report.files import write
 START, END = "<!-- experiments:start -->", "<!-- experiments:end -->"
 
 
-BEYOND = ("calibration",)  # not in the paper: they have pages of their own
+BEYOND = ("calibration", "uses")  # not in the paper: they have pages of their own
 PAPER = tuple(name for name in NAMES if name not in BEYOND)
 
 

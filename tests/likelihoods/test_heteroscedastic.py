@@ -1,6 +1,8 @@
 """Noise that the network gives: moments against a million draws, shapes, calibration of the noise, errors."""
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -120,3 +122,67 @@ def test_errors_say_what_to_do():
         pg.HeteroscedasticRegressor(lambda x: pg.Gaussian(x[:, :2], torch.full((4, 2), 1e4)))(x)
     with pytest.raises(pg.InputError, match="noise_factor"):
         HeteroscedasticLikelihood(-1.0)
+
+
+# -- models that return mean and log variance apart
+
+
+class Output(NamedTuple):
+    mu: Tensor
+    logvar: Tensor
+
+
+FORMS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "stacked": lambda m, s: torch.stack([m, s], -1),
+    "tuple": lambda m, s: (m, s),
+    "dict": lambda m, s: {"log_variance": s, "mean": m},
+    "named": Output,
+}
+
+
+class Heads(nn.Module):
+    def __init__(self, form: str, width: int | None):
+        super().__init__()
+        self.body, self.form, self.width = nn.Linear(3, 4), form, width
+        self.mean, self.log_variance = nn.Linear(4, width or 1), nn.Linear(4, width or 1)
+
+    def forward(self, x: Tensor) -> object:
+        h = self.body(x).tanh()
+        m, s = self.mean(h), self.log_variance(h)
+        return FORMS[self.form](*((m, s) if self.width else (m.squeeze(-1), s.squeeze(-1))))
+
+
+def heads(form: str, width: int | None) -> nn.Module:
+    torch.manual_seed(0)
+    return Heads(form, width).double().eval()
+
+
+@pytest.mark.parametrize(("form", "width"), [("tuple", None), ("tuple", 3), ("dict", 1), ("named", 3)])
+@pytest.mark.parametrize("engine", [pg.streamline, pg.linearise])
+def test_mean_and_log_variance_apart(form, width, engine, tmp_path):
+    """All is as with a model that returns both in one tensor."""
+    torch.manual_seed(1)
+    x, y = torch.randn(12, 3, dtype=F64), torch.randn(*([12, width] if width else [12]), dtype=F64)
+    found = []
+    for model in (heads("stacked", width), heads(form, width)):
+        posterior = pg.fit_laplace(model, [(x, y)], "heteroscedastic", "kronecker", prior_precision=1.0)
+        found.append(pg.HeteroscedasticRegressor(engine(model, posterior, x[:2])))
+        found[-1].calibrate([(x, y)], progress=False)
+    one, apart = (each(x) for each in found)
+    shape = (12, width, 1) if width == 3 else (12, 1)
+    torch.testing.assert_close(apart.mean, one.mean.reshape(shape))
+    torch.testing.assert_close(apart.variance, one.variance.reshape(shape))
+    loaded = pg.load(found[1].save(tmp_path / "apart.pt2"))
+    torch.testing.assert_close(loaded(x).variance, apart.variance)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ({"mean": torch.zeros(4), "variance": torch.ones(4)}, "the fields mean, variance"),
+        ((torch.zeros(4, 1), torch.zeros(1)), r"\(4, 1\) and a log variance \(1,\)"),
+    ],
+)
+def test_outputs_that_are_not_a_pair(output, message):
+    with pytest.raises(pg.InputError, match=message):
+        HeteroscedasticLikelihood().joined(output)

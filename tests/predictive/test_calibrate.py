@@ -13,6 +13,7 @@ from propagauss import Gaussian, InputError, fit_laplace, streamline
 from propagauss.baselines import MAP, TemperatureScaling
 from propagauss.likelihoods import PoissonLikelihood
 from propagauss.metrics import nlpd
+from propagauss.predictive.binary import BinaryClassifier
 from propagauss.predictive.calibrate import LOWEST, Calibration, paired
 from propagauss.predictive.classifier import Classifier
 from propagauss.predictive.predictor import Predictor
@@ -214,6 +215,31 @@ def test_warns_when_the_temperature_is_not_determined():
     logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
     with pytest.warns(UserWarning, match="temperature is at the end of its range"):
         Classifier(MAP(nn.Identity())).calibrate([(logits, logits.argmax(1))], progress=False)
+
+
+@pytest.mark.parametrize("door", [Classifier, BinaryClassifier])
+def test_labels_of_one_class_calibrate_nothing(door):
+    """The best scale, or temperature, would be at the end of its range."""
+    x, _ = overconfident(60)
+    y = torch.full((60,), 2) if door is Classifier else torch.ones(60, 3)
+    predictor = door(Latent(), scale=0.5)
+    with pytest.warns(UserWarning, match=r"nothing was calibrated: all \d+ labels are of class [12], which"):
+        predictor.calibrate([(x, y)], progress=False)
+    assert predictor.scale == 0.5 and predictor.temperature == 1 and "nothing was fitted: all" in repr(predictor)
+    assert predictor.fit_report.nlpd_after == pytest.approx(nlpd(predictor(x), y), abs=1e-6)
+
+
+def test_a_posterior_that_is_too_narrow_is_not_called_the_choice_of_the_data():
+    x, y = overconfident()
+    x[:, 3:] = math.log(1e-14)
+    with pytest.warns(UserWarning, match="so narrow that predictions are those of the plain model: fit it again"):
+        clf = Classifier(Latent()).calibrate([(x, y)], progress=False)
+    assert clf.scale >= 1 and "so narrow" in repr(clf) and "prefer" not in repr(clf)
+
+
+def test_a_bound_that_decided_is_named():
+    report = Calibration("scale", 1.0, 1e20, 1.0, 0.5, 10, best=1e20, nlpd_best=0.5, bounds=(LOWEST, 1e20))
+    assert report.at_bound and "the end of its range decided, not the data" in str(report)
 
 
 def test_huge_variances_are_within_range():

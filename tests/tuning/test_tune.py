@@ -11,11 +11,14 @@ from torch.nn import functional as F
 
 import propagauss as pg
 from propagauss.demo.data import Split, diabetes, digits
+from propagauss.likelihoods import CategoricalLikelihood
 from propagauss.predictive.calibrate import paired
 from propagauss.predictive.predictor import Predictor
+from propagauss.tuning import judge as judging
 from propagauss.tuning.candidates import Candidate
+from propagauss.tuning.cost import Cost, batch_of
 from propagauss.tuning.groups import groups
-from propagauss.tuning.judge import Verdict
+from propagauss.tuning.judge import Verdict, judge
 from propagauss.tuning.leaderboard import Leaderboard, choose
 from propagauss.tuning.rows import Entry, Row
 
@@ -128,6 +131,71 @@ def test_the_model_is_left_alone():
     assert all(p.grad is None or p.requires_grad for p in model.parameters())
 
 
+# -- other likelihoods
+
+
+def test_segmentation():
+    """Classes in dimension 1, as the labels tell, and labels that are skipped."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 1, 6, 6)
+    y = (x[:, 0] + 0.5 * torch.randn(60, 6, 6) > 0).long()
+    y[:, 0] = 255
+    model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 1))
+    trained(model, (x, y), lambda f, y: F.cross_entropy(f, y, ignore_index=255), 100)
+    likelihood = CategoricalLikelihood(ignore_index=255)
+    best = pg.tune(model, [(x[:30], y[:30])], [(x[30:], y[30:])], likelihood, progress=False)
+    assert isinstance(best, pg.Classifier) and best.likelihood.class_dim == 1 and best.likelihood.ignore_index == 255
+    assert best(x).probs.shape == (60, 6, 6, 2) and best.predict(x, progress=False).epistemic.shape == (60, 6, 6)
+    engines = {row.engine for row in best.leaderboard if row.nlpd is not None}
+    assert {"streamlined", "plain"} <= engines and all(row.ece is not None for row in best.leaderboard if row.nlpd)
+
+
+def test_of_dense_labels_some_are_judged(monkeypatch):
+    """Which they are does not depend on the candidate, and skipped labels stay skipped."""
+    monkeypatch.setattr(judging, "TARGETS", 100)
+    g = torch.Generator().manual_seed(0)
+    mean, y = torch.randn(40, 3, 5, 5, generator=g), torch.randint(0, 3, (40, 5, 5), generator=g)
+    y[:, 0] = -100
+    verdict = judge([(pg.Gaussian.diagonal(mean, mean.square()), y)], CategoricalLikelihood(class_dim=1), True)
+    assert len(verdict.losses) == 40 and verdict.labels is not None and verdict.probs is not None
+    assert verdict.probs.shape[1] == 3 and 0 < len(verdict.labels) <= 120 and (verdict.labels >= 0).all()
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.log_variance = nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.mean(x), self.log_variance(x)
+
+
+def test_mean_and_log_variance_as_a_tuple():
+    torch.manual_seed(0)
+    x = torch.randn(200, 2)
+    y = x[:, :1] + (0.5 * x[:, 1:]).exp() * torch.randn(200, 1)
+    model = trained(Heads(), (x, y), lambda f, y: F.gaussian_nll_loss(f[0], y, f[1].exp()), 200)
+    best = pg.tune(model, [(x[:100], y[:100])], [(x[100:], y[100:])], "heteroscedastic", progress=False)
+    assert isinstance(best, pg.HeteroscedasticRegressor) and best(x).mean.shape == (200, 1)
+    assert {row.parameters for row in best.leaderboard} == {"", "last layer"}  # both heads are all there is
+
+
+# -- what it may cost
+
+
+def test_a_pass_below_a_millisecond_counts_as_one():
+    assert not Cost(ratio=40.0, plain=1e-4).exceeds(5.0)  # 4 ms
+    assert Cost(ratio=60.0, plain=1e-4).exceeds(5.0)  # 6 ms
+    assert Cost(ratio=6.0, plain=2e-3).exceeds(5.0) and not Cost(ratio=4.9, plain=2e-3).exceeds(5.0)
+
+
+def test_costs_are_those_of_a_whole_batch():
+    batch = {"x": torch.arange(3)[:, None], "mask": torch.ones(7), "size": 2}
+    many = batch_of(batch, 3, 8)
+    assert many["x"].flatten().tolist() == [0, 1, 2, 0, 1, 2, 0, 1] and len(many["mask"]) == 7
+    assert batch_of(batch, 3, 2)["x"].flatten().tolist() == [0, 1]
+
+
 # -- failures
 
 
@@ -194,6 +262,9 @@ def test_groups_follow_the_structure_of_the_model():
     assert groups(deep)["last block"] == ("blocks.2.weight", "blocks.2.bias", "head.weight", "head.bias")
     assert groups(nn.Linear(3, 2)) == {"last layer": ("weight", "bias")}
     assert groups(nn.ReLU()) == {}
+    two = nn.ModuleDict({"body": nn.Linear(3, 3), "mean": nn.Linear(3, 1), "log_variance": nn.Linear(3, 1)})
+    assert groups(two, 2)["last layer"] == ("mean.weight", "mean.bias", "log_variance.weight", "log_variance.bias")
+    assert len(groups(two, 2)["all parameters"]) == 6 and len(groups(mlp, 2)["last layer"]) == 2
     frozen = mlp.requires_grad_(False)
     frozen[4].requires_grad_(True)
     assert groups(frozen) == {"last layer": ("4.weight", "4.bias")}
@@ -207,7 +278,7 @@ def entry(name: str, shift: float, cost: float, engine="streamlined", kept: bool
 
 
 def test_choice():
-    """Ties are those within one standard error, here 0.0014."""
+    """Ties are those within one standard error, here 0.0014; of the plain model, within half of one."""
     plain, costly = entry("plain", 0.0, 1.0, "plain"), entry("costly", -0.0004, 4.0)
     cheap, bad = entry("cheap one", 0.0005, 2.0), entry("bad one of all", 0.1, 1.0)
     away = entry("away", 0.0, 1.5, kept=False)
@@ -216,6 +287,10 @@ def test_choice():
     assert choose([plain, costly, bad], 400)[0] is costly
     winner, why = choose([plain, bad, away], 400)
     assert winner is plain and "no epistemic uncertainty" in why
+    tempered = replace(entry("with temperature", -0.0001, 1.0, "plain"), candidate=Candidate(calibrated=True))
+    plain = replace(plain, candidate=Candidate(calibrated=False))
+    assert choose([plain, tempered, bad], 400)[0] is plain
+    assert choose([plain, replace(cheap, verdict=entry("cheap one", 0.001, 2.0).verdict)], 400)[0] is plain
     better = entry("better than all", -0.1, 5.0)
     winner, why = choose([plain, costly, cheap, better], 400)
     assert winner is better and "least NLPD" in why

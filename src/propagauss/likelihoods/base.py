@@ -118,6 +118,10 @@ class Likelihood(abc.ABC):
     normal: ClassVar[bool] = False  # whether the predictive is a normal distribution, so that intervals follow from it
     columns: ClassVar[Mapping[str, str]] = {}  # what `propagauss predict` adds: {column: "argmax" or "entropy" of ...}
 
+    def joined(self, output: Any) -> Any:
+        """What a model or a network returned as one tensor or Gaussian, if the likelihood can take several outputs."""
+        return output
+
     # -- the fit: at one value of the output
 
     @abc.abstractmethod
@@ -194,6 +198,10 @@ class Likelihood(abc.ABC):
         """Refuse moments for which there is no predictive density."""
         return None
 
+    def lacking(self, data: Sequence[Held]) -> str:
+        """What these data lack to calibrate anything, as a sentence; empty if they lack nothing."""
+        return ""
+
     def free(self, data: Sequence[Held]) -> Free | None:
         """What of the likelihood itself can be fitted to these data (one batch if `pointwise`); None if nothing can."""
         return None
@@ -207,6 +215,16 @@ class Likelihood(abc.ABC):
     def details(self) -> dict[str, Any]:
         """What an exported file tells about the likelihood."""
         return {}
+
+
+def one_class(labels: Tensor) -> str:
+    """As `Likelihood.lacking`: labels of one class cannot tell how sure predictions should be."""
+    if len(labels) and bool((labels == labels[0]).all()):
+        return (
+            f"all {len(labels)} labels are of class {int(labels[0])}, which cannot tell how sure predictions should "
+            "be: give validation data of two classes or more"
+        )
+    return ""
 
 
 def diagonal_root(diagonal: Tensor) -> Root:

@@ -26,6 +26,7 @@ from propagauss.likelihoods.base import (
     Terms,
     diagonal_root,
     free_temperature,
+    one_class,
 )
 from propagauss.likelihoods.information import information_of_logits
 from propagauss.likelihoods.links import checked
@@ -134,6 +135,9 @@ class BernoulliLikelihood(Likelihood):
 
     def targets(self, y: Tensor, shape: torch.Size) -> Tensor:
         return _labels(check_targets(y.byte() if isinstance(y, Tensor) and y.dtype == torch.bool else y, shape))
+
+    def lacking(self, data: Sequence[Held]) -> str:
+        return one_class(torch.cat([y.flatten() for _, y in data]))
 
     def free(self, data: Sequence[Held]) -> Free:
         """The temperature."""

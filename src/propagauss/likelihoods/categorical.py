@@ -26,6 +26,7 @@ from propagauss.likelihoods.base import (
     Terms,
     free_temperature,
     last_dimension,
+    one_class,
 )
 from propagauss.likelihoods.information import entropy_of, information
 from propagauss.likelihoods.links import LINKS, MOST_SAMPLES, Link, categorical, monte_carlo, shared
@@ -81,7 +82,7 @@ class CategoricalLikelihood(Likelihood):
         """Logits `[B, P C]` of `P` positions, classes last, and labels `[B, P]`."""
         if y.is_floating_point() or y.dtype == torch.bool:
             raise InputError(f"{where}: labels must be integers, the index of the class; got {y.dtype}")
-        dim = self._dim_of(output, y, where)
+        dim = self.dim_of(output, y, where)
         y = y.long()
         counted = y[y != self.ignore_index]
         low, high = (int(counted.min()), int(counted.max())) if len(counted) else (0, 0)
@@ -91,7 +92,7 @@ class CategoricalLikelihood(Likelihood):
             )
         return output.movedim(dim, -1).reshape(len(y), -1), y.reshape(len(y), -1)
 
-    def _dim_of(self, output: Tensor, y: Tensor, where: str) -> int:
+    def dim_of(self, output: Tensor, y: Tensor, where: str) -> int:
         """The dimension of the classes: the one that labels do not have."""
         shape = tuple(output.shape)
         without = {d: shape[:d] + shape[d + 1 :] for d in range(1, len(shape))}
@@ -125,7 +126,7 @@ class CategoricalLikelihood(Likelihood):
     def terms(self, output: Tensor, y: Tensor, where: str) -> Terms:
         """Positions are independent of each other given the output, so that each has a root of its own."""
         f, labels = self.matched(output, y, where)
-        fixed, dim = f.detach().unflatten(1, (labels.shape[1], -1)), self._dim_of(output, y, where)
+        fixed, dim = f.detach().unflatten(1, (labels.shape[1], -1)), self.dim_of(output, y, where)
         column = _root_by_position(fixed.softmax(-1), (labels != self.ignore_index).to(f))
         last = output.movedim(dim, -1).shape
 
@@ -231,6 +232,9 @@ class CategoricalLikelihood(Likelihood):
 
     def count(self, y: Tensor) -> int:
         return int((y != self.ignore_index).sum())
+
+    def lacking(self, data: Sequence[Held]) -> str:
+        return one_class(torch.cat([y[y != self.ignore_index] for _, y in data]))
 
     def free(self, data: Sequence[Held]) -> Free:
         """The temperature; what the link gives does not depend on it."""

@@ -15,6 +15,7 @@ from propagauss.checks import positive
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.inputs import check_targets
+from propagauss.inputs.pairs import joined
 from propagauss.likelihoods.base import (
     Decomposition,
     Free,
@@ -31,6 +32,8 @@ from propagauss.likelihoods.base import (
 class HeteroscedasticLikelihood(Likelihood):
     """`p(y | f) = N(y; μ, e^s)`; the network gives `[..., 2]`: the mean `μ` and the logarithm `s` of the variance.
 
+    Or it gives them apart, see `joined`.
+
     Over the latent, mean and variance are exact, and the predictive is the Normal that has them. The true one has
     heavier tails: it is a mixture of Normals of many widths.
 
@@ -46,6 +49,10 @@ class HeteroscedasticLikelihood(Likelihood):
     def __post_init__(self) -> None:
         if not isinstance(self.noise_factor, Tensor):  # whoever gives a tensor has looked at it: it may be traced
             positive(self.noise_factor, "noise_factor")
+
+    def joined(self, output: Any) -> Any:
+        """Mean and log variance may come apart: `(mean, log_variance)`, or fields of these names."""
+        return joined(output)
 
     # -- the fit
 
@@ -125,5 +132,5 @@ class HeteroscedasticLikelihood(Likelihood):
 def _needs(shape: torch.Size) -> str:
     return (
         f"likelihood='heteroscedastic' needs outputs [..., 2], the mean and the logarithm of the variance, not "
-        f"{tuple(shape)}: let the model return torch.stack([mean, log_variance], -1)"
+        f"{tuple(shape)}: let the model return torch.stack([mean, log_variance], -1), or both as a tuple"
     )

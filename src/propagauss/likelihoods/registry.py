@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from propagauss.checks import choice
 from propagauss.likelihoods.base import Likelihood
 from propagauss.likelihoods.bernoulli import BernoulliLikelihood
 from propagauss.likelihoods.categorical import CategoricalLikelihood
@@ -22,3 +23,8 @@ _CLASSES: tuple[type[Likelihood], ...] = (
     ExponentialLikelihood,
 )
 LIKELIHOODS: dict[str, type[Likelihood]] = {each.name: each for each in _CLASSES}
+
+
+def as_likelihood(given: str | Likelihood) -> Likelihood:
+    """A likelihood by its name, or as it is."""
+    return given if isinstance(given, Likelihood) else LIKELIHOODS[choice(given, "likelihood", LIKELIHOODS)]()

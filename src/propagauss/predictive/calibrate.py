@@ -16,7 +16,6 @@ by their standard deviation, which a temperature undoes, so that data may leave 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -27,50 +26,19 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from propagauss.likelihoods.base import Free, Likelihood
-from propagauss.predictive.calibration import FitReport, HeldOut, cache
+from propagauss.predictive.calibration import HeldOut, cache
+from propagauss.predictive.calibration_report import HIGHEST, LOWEST, TOLERANCE, Calibration, warn_of
 
-TOLERANCE = 1.0
-LOWEST, HIGHEST = 1e-30, 1e30
+__all__ = ["HIGHEST", "LOWEST", "TOLERANCE", "Calibration", "Trials", "calibrate", "calibrated", "paired"]
+
 NOTHING = 1e-6  # a difference in NLPD that nobody will notice
 STEADY = 1e-7  # if no loss changes by more than this over a factor of ten, the limit is reached
+HOPELESS = 10.0  # nats above the best; larger scales are no better
 ALIKE = 1e-3  # losses that differ by less are those of the same predictions
 CLOSE = 1.05  # two scales that are told apart no further
 COARSE = 2.0  # the same, to compare many predictors
 
 T = TypeVar("T", bound=Likelihood)
-
-
-@dataclass(frozen=True)
-class Calibration(FitReport):
-    """What `calibrate` did, and why: `after` is the largest scale that the data allow."""
-
-    tolerance: float = TOLERANCE
-    best: float = 1.0  # the scale of least NLPD
-    nlpd_best: float = math.nan
-    nlpd_plain: float = math.nan  # with the latent variance scaled away
-    error: float = 0.0  # standard error of the difference in NLPD between `after` and `best`, paired over points
-    bounds: tuple[float, float] = (LOWEST, HIGHEST)
-    undetermined: bool = False  # whether one of the likelihood's own numbers is at the end of its range
-    is_plain: bool = False  # whether predictions are those without any latent variance: it was scaled away
-
-    @property
-    def at_bound(self) -> bool:
-        return any(abs(math.log(self.after / bound)) < 1e-3 for bound in self.bounds)
-
-    def __str__(self) -> str:
-        return f"{super().__str__().removesuffix(' (at the end of the range)')}; {self.why}"
-
-    @property
-    def why(self) -> str:
-        """Why this scale, in one sentence."""
-        within = f"within {self.tolerance:g} standard error{'' if self.tolerance == 1 else 's'} of"
-        plain = f"without latent variance {self.nlpd_plain:.4f}"
-        if self.is_plain:
-            return f"the data prefer the plain model: no scale that matters is {within} its NLPD"
-        if self.after == self.best:
-            return f"this scale has the least NLPD ({plain})"
-        limit = " up to the posterior's own" if self.after == 1 else ""
-        return f"the largest scale{limit} {within} the least NLPD, {self.nlpd_best:.4f} at {self.best:.3g} ({plain})"
 
 
 def calibrate(
@@ -79,7 +47,7 @@ def calibrate(
     """What was done, and the likelihood with the numbers that were found; the latents are computed once."""
     held = cache(net, loader, likelihood, progress)
     report, fitted = calibrated(held, likelihood, start, tolerance)
-    _warn(report)
+    warn_of(report)
     return report, fitted
 
 
@@ -87,6 +55,10 @@ def calibrated(
     held: HeldOut, likelihood: T, start: float, tolerance: float, close: float = CLOSE
 ) -> tuple[Calibration, T]:
     """As `calibrate`, from cached latents, and without warnings; scales within a factor of `close` count as one."""
+    lacking = likelihood.lacking(held.batches)
+    if lacking:
+        nlpd = -sum(each.sum().item() for each in _densities(held, likelihood, start)) / held.targets
+        return Calibration("scale", start, start, nlpd, nlpd, held.points, best=start, lacking=lacking), likelihood
     trials = Trials(held, likelihood)
     plain = trials.plain
     highest = _highest(held)
@@ -214,7 +186,10 @@ def _minimise(nlpd: Callable[[Tensor], Tensor], starts: list[Tensor], bounds: li
         return value.item(), gradient.numpy()
 
     logs = [np.clip(start.log().reshape(-1).numpy(), *np.transpose(bounds)) for start in starts]
-    first = min(logs, key=lambda theta: np.nan_to_num(objective(theta)[0], nan=math.inf)) if len(logs) > 1 else logs[0]
+    values = [np.nan_to_num(objective(theta)[0], nan=math.inf) for theta in logs]
+    first = logs[int(np.argmin(values))]
+    if not math.isfinite(min(values)):  # there is nothing to follow
+        return torch.from_numpy(first).exp().reshape(form)
     settings: Any = {"jac": True, "bounds": bounds, "method": "L-BFGS-B", "options": {"ftol": 1e-13, "gtol": 1e-8}}
     found: Any = minimize(objective, first, **settings)
     return torch.from_numpy(found.x).exp().reshape(form)
@@ -233,14 +208,16 @@ def paired(losses: Tensor, others: Tensor) -> tuple[float, float]:
 
 def _best(trials: Trials, highest: float, close: float) -> Trial:
     """The scale of least NLPD: a step per decade, outwards from 1 to where nothing changes, then a finer search."""
-    start = min(1.0, highest)
+    start, steady = min(1.0, highest), STEADY if close < COARSE else ALIKE / 10
     for factor, end in ((0.1, LOWEST), (10.0, highest)):
         here = trials.at(start)
         while here.scale != end:
             there = here.scale * factor
             there = end if (there - end) * (factor - 1) > 0 or math.isclose(there, end) else there
             before, here = here, trials.at(there)
-            if (here.losses - before.losses).abs().max() < STEADY:
+            if (here.losses - before.losses).abs().max() < steady:
+                break
+            if factor > 1 and not here.nlpd < min(trial.nlpd for trial in trials.known) + HOPELESS:
                 break
     best = min(trials.known, key=lambda trial: trial.nlpd)
     bracket = [math.log(min(max(best.scale * f, LOWEST), highest)) for f in (0.1, 10.0)]
@@ -272,29 +249,3 @@ def _highest(held: HeldOut) -> float | None:
     """The largest scale at which variances are finite in the type of the latents; None if there are no variances."""
     largest = max(moments.covariance.abs().max().item() for moments, _ in held.batches)
     return min(HIGHEST, 1e-9 * torch.finfo(held.dtype).max / largest) if largest > 0 else None
-
-
-# -- words
-
-
-def _warn(report: Calibration) -> None:
-    """Say so if the end of a range decided rather than the data."""
-    trouble = []
-    if report.is_plain:
-        trouble.append(
-            "the validation data prefer the plain model, so the latent variance was scaled away: try a larger prior "
-            "precision, fewer random parameters or pg.linearise, or raise tolerance="
-        )
-    elif report.at_bound:
-        trouble.append(
-            f"the scale is at the end of its range, {report.after:.3g}: the posterior is far too narrow for these "
-            "data; fit it again with a smaller prior precision"
-        )
-    if report.undetermined:
-        (name, values), *_ = report.own.items()
-        trouble.append(
-            f"the {name} is at the end of its range ({values.flatten().tolist()}): {report.points} validation points "
-            "do not determine it; give more of them"
-        )
-    for each in trouble:
-        warnings.warn(each, stacklevel=4)

@@ -109,7 +109,7 @@ class HeldOut(NamedTuple):
 
 def cache(net: Any, loader: Iterable[Any], likelihood: Likelihood, progress: bool) -> HeldOut:
     """Run the net over the data once."""
-    return held_out(latents(net, loader, flag(progress, "progress")), likelihood)
+    return held_out(latents(net, loader, flag(progress, "progress"), likelihood), likelihood)
 
 
 def held_out(pairs: Iterable[tuple[Gaussian, Tensor]], likelihood: Likelihood) -> HeldOut:
@@ -209,11 +209,14 @@ def _report(name: str, nlpd: Callable[[float], float], start: float, points: int
     return FitReport(name, start, best, nlpd(start), nlpd(best), points)
 
 
-def latents(net: Any, loader: Iterable[Any], progress: bool) -> Iterable[tuple[Gaussian, Tensor]]:
+def latents(
+    net: Any, loader: Iterable[Any], progress: bool, likelihood: Likelihood | None = None
+) -> Iterable[tuple[Gaussian, Tensor]]:
     """The latents of a net for the batches of a loader, finite, and their targets."""
     for x, y in batches(loader, taken_by(net), device_of(net), "caching latents" if progress else None):
         with torch.no_grad():
-            latent = check_finite(as_latent(call(net, x)), x)
+            output = call(net, x)
+            latent = check_finite(as_latent(output if likelihood is None else likelihood.joined(output)), x)
         yield latent, y
 
 

@@ -33,11 +33,15 @@ from propagauss.tracing.own_thread import own_thread
 from propagauss.version import __version__
 
 Outputs = Callable[[Gaussian], dict[str, Tensor]]
+Joined = Callable[[Any], Any]
 aten = torch.ops.aten
 
 
-def export(net: Any, path: str | os.PathLike[str], outputs: Outputs, details: dict[str, Any]) -> Path:
-    """Write the network with what `outputs` makes of its latent; the ending of the path says in which form."""
+def export(net: Any, path: str | os.PathLike[str], outputs: Outputs, details: dict[str, Any], joined: Joined) -> Path:
+    """Write the network with what `outputs` makes of its latent; the ending of the path says in which form.
+
+    `joined` makes one latent of what the network returns, see `Likelihood.joined`.
+    """
     target = checked_path(path, "the path to export to")
     writers = {".pt2": _write_archive, ".onnx": _write_onnx}
     if target.suffix not in writers:
@@ -45,7 +49,7 @@ def export(net: Any, path: str | os.PathLike[str], outputs: Outputs, details: di
     if not isinstance(net, Streamlined):
         raise InputError(f"only a streamlined network can be exported, not a {type(net).__name__}: use pg.streamline")
     new_file(target, "the path to export to")
-    module = Deployed(net, outputs).eval()
+    module = Deployed(net, outputs, joined).eval()
     program = _program(module)
     details = {"propagauss": __version__, "torch": torch.__version__} | details
     with written(target), _whole(target) as temporary:
@@ -53,7 +57,9 @@ def export(net: Any, path: str | os.PathLike[str], outputs: Outputs, details: di
     return target
 
 
-def save(net: Any, path: str | os.PathLike[str], own: Mapping[str, Any], details: dict[str, Any]) -> Path:
+def save(
+    net: Any, path: str | os.PathLike[str], own: Mapping[str, Any], details: dict[str, Any], joined: Joined
+) -> Path:
     """Write the network itself, its latent as it is, with what `propagauss.load` needs to make the predictor again.
 
     `own` is what the predictor says of itself; see `archive.state`.
@@ -67,7 +73,7 @@ def save(net: Any, path: str | os.PathLike[str], own: Mapping[str, Any], details
             "pg.streamline; with posterior None it gives the plain model"
         )
     new_file(target, "the path to save to")
-    module = Deployed(net, tensors_of).eval()
+    module = Deployed(net, tensors_of, joined).eval()
     program = _program(module)
     state = archive.described(net, sizes_of(program), own)
     details = {"propagauss": __version__, "torch": torch.__version__} | details | {archive.SAVED: state}
@@ -86,13 +92,13 @@ def sizes_of(program: ExportedProgram) -> list[tuple[int | None, ...]]:
 class Deployed(nn.Module):
     """Tensors in, a dictionary of tensors out. A Gaussian input is two tensors: mean, and variance or covariance."""
 
-    def __init__(self, net: Streamlined, outputs: Outputs):
+    def __init__(self, net: Streamlined, outputs: Outputs, joined: Joined):
         super().__init__()
-        self.net, self.outputs = net, outputs
+        self.net, self.outputs, self.joined = net, outputs, joined
         self.slots = [slot for slot in net.slots if not slot.literal]
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
-        latent = self.net.from_leaves(list(self._leaves(iter(tensors))))
+        latent = self.joined(self.net.from_leaves(list(self._leaves(iter(tensors)))))
         if not isinstance(latent, Gaussian):
             raise InputError("only a network with one output can be written: choose one with streamline(output=...)")
         return self.outputs(latent)

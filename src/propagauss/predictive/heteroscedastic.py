@@ -17,7 +17,9 @@ class HeteroscedasticRegressor(Predictor):
     """`p(y | x) = N(y; E[μ], Var[μ] + E[e^s])`: the net gives the mean `μ` and the logarithm `s` of the noise variance.
 
     Args:
-        net: maps inputs to a Gaussian `[..., 2]`, the last dimension being `(μ, s)`.
+        net: maps inputs to a Gaussian `[..., 2]`, the last dimension being `(μ, s)`; or to the two apart, as a tuple
+            `(mean, log_variance)` or in fields of these names, as the model returns them: `[B]` or `[B, 1]` each is
+            `[B, 2]`, and `[B, k]` is `[B, k, 2]`.
         scale: multiplies the latent covariance; see `fit_scale`.
         noise_factor: multiplies the variance of the noise.
 

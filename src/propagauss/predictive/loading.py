@@ -89,16 +89,18 @@ def _restored(net: Saved, state: State) -> Predictor:
         raise Refused(f"likelihood='{state.likelihood}' has {', '.join(sorted(names)) or 'no numbers'}")
     try:
         likelihood = kind(**state.numbers)
-        door = Predictor if state.predictor == Predictor.__name__ else DOORS.get(state.likelihood, Predictor)
-        return _predictor(door, net, likelihood, state.scale)
+        if state.predictor == Predictor.__name__:
+            return Predictor(net, likelihood, state.scale)
+        return of_likelihood(net, likelihood, state.scale)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise Refused(f"the numbers of its likelihood do not fit ({str(error)[:100]})") from error
 
 
-def _predictor(cls: type[Predictor], net: Saved, likelihood: Likelihood, scale: float) -> Predictor:
-    """Those with a door of their own take the numbers of their likelihood by name."""
-    if cls is Predictor:
+def of_likelihood(net: Any, likelihood: Likelihood, scale: float = 1.0) -> Predictor:
+    """The predictor that goes with a likelihood; those of their own class take its numbers by name."""
+    door = DOORS.get(likelihood.name)
+    if door is None:
         return Predictor(net, likelihood, scale)
-    taken = inspect.signature(cls.__init__).parameters
+    taken = inspect.signature(door.__init__).parameters
     numbers = {f.name: getattr(likelihood, f.name) for f in fields(cast(Any, likelihood)) if f.name in taken}
-    return cls(net, scale=scale, **numbers)  # type: ignore[arg-type, call-arg]
+    return door(net, scale=scale, **numbers)  # type: ignore[arg-type, call-arg]

@@ -67,7 +67,7 @@ class Predictor(Unpickled, nn.Module):
 
     def unchecked(self, *x: Any, **named: Any) -> Gaussian:
         """The latent Gaussian, with the scale applied, finite or not."""
-        return self.scaled(as_latent(call(self.net, *x, **named)))
+        return self.scaled(as_latent(self._likelihood.joined(call(self.net, *x, **named))))
 
     def forward(self, *x: Any, **named: Any) -> Distribution:
         return self.likelihood.predictive(self.latent(*x, **named))
@@ -158,7 +158,7 @@ class Predictor(Unpickled, nn.Module):
             scaled = self.scaled(latent)
             return self.likelihood.exported(scaled) | (_covariances(scaled) if covariance else {})
 
-        return export(self.net, path, outputs, self._details())
+        return export(self.net, path, outputs, self._details(), self._likelihood.joined)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the predictor to a `.pt2` file, from which `propagauss.load` makes it again; returns the path.
@@ -174,7 +174,7 @@ class Predictor(Unpickled, nn.Module):
             )
         numbers = {field.name: getattr(likelihood, field.name) for field in fields(cast(Any, likelihood))}
         own = {"predictor": type(self).__name__, "likelihood": likelihood.name, "numbers": numbers, "scale": self.scale}
-        return save(self.net, path, own, self._details())
+        return save(self.net, path, own, self._details(), likelihood.joined)
 
     def scaled(self, latent: Gaussian) -> Gaussian:
         """What a net returned, with the scale applied."""

@@ -55,10 +55,10 @@ def baselines(likelihood: str, free: bool) -> Iterator[Candidate]:
         yield Candidate(link=link)
 
 
-def posteriors(model: nn.Module) -> Iterator[tuple[str, tuple[str, ...], Fitted]]:
+def posteriors(model: nn.Module, heads: int = 1) -> Iterator[tuple[str, tuple[str, ...], Fitted]]:
     """Title and names of a group, and a structure: those that are small enough, the cheap ones first."""
     sizes = {n: p.numel() for n, p in model.named_parameters()}
-    for title, names in groups(model).items():
+    for title, names in groups(model, heads).items():
         size = sum(sizes[n] for n in names)
         if size > MOST:
             continue

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
+
+from torch import Tensor, nn
 
 LAST_LAYER, LAST_BLOCK, ALL = "last layer", "last block", "all parameters"
 Groups = dict[str, tuple[str, ...]]
 
 
-def groups(model: nn.Module) -> Groups:
+def groups(model: nn.Module, heads: int = 1) -> Groups:
     """Names of parameters, as in `model.named_parameters()`; frozen ones are left out, and so are groups that repeat.
 
-    The last layer is the last module with a weight matrix. The last block begins at the last part of the longest row of
+    The last layer is the last module with a weight matrix; in a model of several `heads`, each with an output of its
+    own, as many of them, if their weights have one shape. The last block begins at the last part of the longest row of
     parts (`nn.Sequential`, `nn.ModuleList`), such as the last block of a transformer, and goes to the end of the model.
     Where that is the last layer itself, as in an MLP, it is the last two layers.
     """
@@ -20,14 +23,21 @@ def groups(model: nn.Module) -> Groups:
     layers = list(dict.fromkeys(_owner(n) for n, p in parameters.items() if p.dim() > 1))
     if not layers:
         return {ALL: names} if names else {}
-    last = tuple(n for n in names if _owner(n) == layers[-1])
+    ends = _heads(parameters, layers, heads)
+    last = tuple(n for n in names if _owner(n) in ends)
     block = _block(model, names)
-    if len(block) <= len(last) and len(layers) > 1:
-        first = next(i for i, n in enumerate(names) if _owner(n) == layers[-2])
+    if len(block) <= len(last) and len(layers) > len(ends):
+        first = next(i for i, n in enumerate(names) if _owner(n) == layers[-len(ends) - 1])
         block = names[first:]
     found = {LAST_LAYER: last}
     found |= {LAST_BLOCK: block} if len(last) < len(block) < len(names) else {}
     return found | ({ALL: names} if len(names) > len(last) else {})
+
+
+def _heads(parameters: Mapping[str, Tensor], layers: list[str], count: int) -> list[str]:
+    ends = layers[-count:]
+    shapes = {p.shape for n, p in parameters.items() if _owner(n) in ends and p.dim() > 1}
+    return ends if len(shapes) == 1 else layers[-1:]
 
 
 def _block(model: nn.Module, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Everything is computed from cached latents, so that a fold costs arithmetic and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.distributions import Bernoulli, Categorical
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
 from propagauss.likelihoods.base import Held, Likelihood, Moments
+from propagauss.likelihoods.categorical import IGNORED, CategoricalLikelihood
 from propagauss.predictive import metrics
 from propagauss.predictive.calibrate import COARSE, TOLERANCE, calibrated
 from propagauss.predictive.calibration import HeldOut, held_out
@@ -23,6 +24,7 @@ from propagauss.predictive.calibration import HeldOut, held_out
 FOLDS = 5
 CLASSES = ("classification", "binary")
 POINTS = 2_000  # more of them cost time and tell no more about which candidate to take
+TARGETS = 20_000  # the same for labels, of which a point may have very many: one for each pixel
 
 Latents = Sequence[tuple[Gaussian, Tensor]]
 
@@ -97,11 +99,26 @@ def part(held: HeldOut, keep: Tensor, likelihood: Likelihood) -> HeldOut:
 def _some(held: HeldOut, likelihood: Likelihood) -> HeldOut:
     """A random choice of rows, always the same, if there are many."""
     count = sum(len(y) for _, y in held.batches)
-    if count <= POINTS:
+    if count > POINTS:
+        keep = torch.zeros(count, dtype=torch.bool)
+        keep[torch.randperm(count, generator=torch.Generator().manual_seed(1))[:POINTS]] = True
+        held = part(held, keep, likelihood)
+    if held.targets <= TARGETS or likelihood.pointwise:
         return held
-    keep = torch.zeros(count, dtype=torch.bool)
-    keep[torch.randperm(count, generator=torch.Generator().manual_seed(1))[:POINTS]] = True
-    return part(held, keep, likelihood)
+    share = TARGETS / held.targets
+    return HeldOut.of([_positions(each, share) for each in held.batches], likelihood, held.dtype)
+
+
+def _positions(held: Held, share: float) -> Held:
+    """Some of the positions of every point, with the classes in the last dimension."""
+    (mean, covariance, index), y = held
+    if y.dim() < 2 or index is not None:
+        return held
+    places = y[0].numel()
+    chosen = torch.randperm(places, generator=torch.Generator().manual_seed(2))[: max(1, round(share * places))]
+    inner = covariance.shape[mean.dim() - 1 :]
+    covariance = covariance.reshape(len(y), places, *inner)[:, chosen]
+    return Held(Moments(mean.reshape(len(y), places, -1)[:, chosen], covariance), y.reshape(len(y), places)[:, chosen])
 
 
 def _losses(likelihood: Likelihood, held: Held) -> Tensor:
@@ -118,11 +135,14 @@ def _classes(likelihood: Likelihood, held: Held) -> tuple[Tensor, Tensor] | None
     matrix = covariance.dim() > mean.dim()
     blocks = covariance.reshape(-1, width, width) if matrix else covariance.reshape(-1, width)
     flat = mean.reshape(-1, width)
+    ignored = IGNORED
+    if isinstance(likelihood, CategoricalLikelihood):  # moments have the classes last
+        likelihood, ignored = replace(likelihood, class_dim=-1), likelihood.ignore_index
     predictive: Any = likelihood.predictive(Gaussian.full(flat, blocks) if matrix else Gaussian.diagonal(flat, blocks))
     labels = held.y.reshape(-1)
     if isinstance(predictive, Bernoulli):
         yes = predictive.probs.reshape(-1)
         return torch.stack([1 - yes, yes], -1), labels.long()
     assert isinstance(predictive, Categorical)
-    counted = labels >= 0  # not those that are skipped
+    counted = labels != ignored
     return predictive.probs[counted], labels[counted]

@@ -12,6 +12,7 @@ from propagauss.checks import new_file
 from propagauss.predictive.calibrate import paired
 from propagauss.tuning.rows import HEAD, Entry, Row, cells_of
 
+AS_GOOD = 0.5  # standard errors that a posterior may be above the plain model
 NOTHING = 1e-6  # a difference in NLPD that nobody will notice
 AS_CHEAP = 1.2  # costs within this factor count as equal
 
@@ -80,22 +81,26 @@ def choose(entries: Sequence[Entry], points: int) -> tuple[Entry, str]:
     """The one to take, and why.
 
     Of all that is within one standard error of the least NLPD, paired over the points, what has no epistemic variance
-    is left out unless nothing else remains (nor what calibration took it from); of the rest the cheapest is taken, and
-    of equally cheap ones the best.
+    (or lost it in calibration), or is more than half a standard error above the best plain model, is left out unless
+    nothing else remains; of the rest the cheapest is taken, and of equally cheap ones the best. A plain model that is
+    as good as its temperature is taken as it is.
     """
     judged = [e for e in entries if e.verdict is not None]
     best = min(judged, key=lambda e: e.judged.nlpd)
-    tied = [e for e in judged if _is_tied(e, best)]
-    uncertain = [e for e in tied if e.candidate.engine != "plain" and e.judged.kept]
-    pool = uncertain or [e for e in tied if e.candidate.engine == "plain"] or tied
+    tied = [e for e in judged if _is_within(1.0, e, best)]
+    base = min((e for e in judged if e.candidate.engine == "plain"), key=lambda e: e.judged.nlpd, default=best)
+    uncertain = [e for e in tied if e.candidate.engine != "plain" and e.judged.kept and _is_within(AS_GOOD, e, base)]
+    plain = [e for e in tied if e.candidate.engine == "plain"]
+    pool = uncertain or [e for e in plain if not e.candidate.calibrated] or plain or tied
     least = min(e.row.cost or 1.0 for e in pool)
     winner = min((e for e in pool if (e.row.cost or 1.0) <= AS_CHEAP * least), key=lambda e: e.judged.nlpd)
     return winner, _why(winner, best, judged, points)
 
 
-def _is_tied(one: Entry, other: Entry) -> bool:
+def _is_within(errors: float, one: Entry, other: Entry) -> bool:
+    """Whether one is above the other by no more than so many standard errors."""
     mean, error = paired(one.judged.losses, other.judged.losses)
-    return mean <= error + NOTHING
+    return mean <= errors * error + NOTHING
 
 
 def _why(winner: Entry, best: Entry, judged: Sequence[Entry], points: int) -> str:
@@ -103,7 +108,7 @@ def _why(winner: Entry, best: Entry, judged: Sequence[Entry], points: int) -> st
     if winner.candidate.engine == "plain":
         return (
             f"'{winner.row.name}' wins: no posterior that keeps its variance is within one standard error of the least "
-            f"NLPD {where}. Its predictions have no epistemic uncertainty."
+            f"NLPD, and half a one of the best plain model, {where}. Its predictions have no epistemic uncertainty."
         )
     if winner is best:
         text = f"'{winner.row.name}' wins with the least NLPD {where}."

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
+from dataclasses import replace
 from typing import Any
 
-from propagauss.likelihoods import LIKELIHOODS
+from propagauss.likelihoods import CategoricalLikelihood, GaussianLikelihood, Likelihood
+from propagauss.predictive.loading import of_likelihood
 from propagauss.predictive.predictor import Predictor
-
-DOORS = {  # likelihood -> module and class; any other is predicted by `Predictor`
-    "classification": ("classifier", "Classifier"),
-    "binary": ("binary", "BinaryClassifier"),
-    "regression": ("regressor", "Regressor"),
-    "heteroscedastic": ("heteroscedastic", "HeteroscedasticRegressor"),
-}
+from propagauss.predictive.regressor import Regressor
 
 
-def predictor(net: Any, likelihood: str, link: str = "") -> Predictor:
-    if likelihood not in DOORS:
-        return Predictor(net, LIKELIHOODS[likelihood]())
-    module, name = DOORS[likelihood]
-    door = getattr(importlib.import_module(f"propagauss.predictive.{module}"), name)
-    return door(net, link=link) if link else door(net)
+def predictor(net: Any, likelihood: Likelihood, link: str = "") -> Predictor:
+    """A `Classifier`, a `Regressor` or what else suits, with the options of the likelihood and one of its links."""
+    if isinstance(likelihood, GaussianLikelihood) and not likelihood.noise.any():
+        return Regressor(net)  # with the noise that the posterior was fitted with
+    given: Any = likelihood
+    return of_likelihood(net, replace(given, link=link) if link else likelihood)
+
+
+def with_class_dim(likelihood: Likelihood, output: Any, y: Any) -> Likelihood:
+    """The dimension of the classes, if it was not given, is the one that labels do not have, as in the fit."""
+    if not isinstance(likelihood, CategoricalLikelihood) or likelihood.class_dim is not None or output.dim() < 3:
+        return likelihood
+    return replace(likelihood, class_dim=likelihood.dim_of(output, y, "the validation data"))

@@ -7,38 +7,39 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils import _pytree as pytree
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from propagauss.alone import quiet
-from propagauss.checks import choice, flag, positive
+from propagauss.checks import flag, positive
 from propagauss.engines.linearise import linearise
 from propagauss.engines.streamline import streamline
 from propagauss.errors import InputError, PropagaussError
-from propagauss.inputs import as_model, batches, check_eval, device_of, taken_by
-from propagauss.likelihoods import LIKELIHOODS, Likelihood
-from propagauss.likelihoods.registry import LikelihoodName
+from propagauss.gaussian import Gaussian
+from propagauss.inputs import as_model, as_tensor, batches, call, check_eval, device_of, explained, taken_by
+from propagauss.likelihoods import Likelihood
+from propagauss.likelihoods.registry import LikelihoodName, as_likelihood
 from propagauss.posteriors import Posterior, fit_laplace
 from propagauss.posteriors.precision import with_prior_precision
 from propagauss.predictive.calibration import latents
 from propagauss.predictive.predictor import Predictor
 from propagauss.tuning.candidates import LINKS, PRIORS, Candidate, Fitted, baselines, engines, posteriors
-from propagauss.tuning.cost import cost, memory
+from propagauss.tuning.cost import batch_of, cost, memory
 from propagauss.tuning.groups import LAST_LAYER
 from propagauss.tuning.judge import Latents, judge
 from propagauss.tuning.leaderboard import Leaderboard, choose
-from propagauss.tuning.predictors import predictor
+from propagauss.tuning.predictors import predictor, with_class_dim
 from propagauss.tuning.rows import Entry, Row
 
-TIMED = 64  # inputs with which costs are measured, at most
+TIMED = 64  # inputs with which costs are measured
+LARGE = 256  # outputs of a sample; of more, variances are kept and no covariances
 
 
 def tune(
     model: nn.Module,
     train: Iterable[Any],
     validation: Iterable[Any],
-    likelihood: LikelihoodName = "classification",
+    likelihood: LikelihoodName | Likelihood = "classification",
     budget: float = 5.0,
     progress: bool = True,
 ) -> Any:
@@ -47,26 +48,30 @@ def tune(
     It tries Laplace posteriors over the last layer, the last block and all parameters, in every structure that is small
     enough, streamlined and linearised, with several links and prior precisions; and the plain model, as it is and with
     a temperature (or noise). Each is calibrated on four fifths of the validation data and scored on the rest, in turn.
-    Of those within one standard error of the least NLPD, paired over the data points, the cheapest is taken that has
-    epistemic uncertainty. So a posterior has to be as good as the plain model to be taken, and if none is, the plain
-    model or its temperature wins, and `leaderboard` says so. What fails is a line there, never an error.
+    Of those within one standard error of the least NLPD, paired over the data points, and half a one of the best plain
+    model, the cheapest is taken that has epistemic uncertainty. So a posterior has to be as good as the plain model to
+    be taken, and if none is, the plain model or its temperature wins, and `leaderboard` says so. What fails is a line
+    there, never an error.
 
     Args:
         model: trained, in evaluation mode; it is read, never changed.
         train: the training data, as `fit_laplace` takes them; read several times.
         validation: held-out data of the same form; a few hundred points or more.
-        likelihood: as in `fit_laplace`.
-        budget: what a prediction may cost, as a ratio to the time of a plain forward pass.
+        likelihood: as in `fit_laplace`: a name, or one of `propagauss.likelihoods` with options of its own, such as
+            `CategoricalLikelihood(ignore_index=255)`; its link is not used. The dimension of the classes, if it is not
+            given, is the one that labels do not have: 1 for logits `[B, C, H, W]`.
+        budget: what a prediction may cost, as a ratio to the time of a plain forward pass of 64 inputs; one that takes
+            less than a millisecond counts as a millisecond.
         progress: show a progress bar, if the output is a terminal.
 
     Returns:
         A `Classifier`, `Regressor` or other predictor, calibrated on all validation data, with `.leaderboard`.
     """
-    choice(likelihood, "likelihood", LIKELIHOODS)
+    named = as_likelihood(likelihood)
     budget, progress = positive(budget, "budget"), flag(progress, "progress")
     model = as_model(model)
     check_eval(model)
-    trial = _Trial(model, _kept(train), _kept(validation), likelihood, budget)
+    trial = _Trial(model, _kept(train), _kept(validation), named, budget)
     with tqdm(trial.entries(), desc="tune", leave=False, disable=None if progress else True) as bar:
         for entry in bar:
             bar.set_postfix_str(entry.row.name)
@@ -81,20 +86,24 @@ def _kept(loader: Any) -> Any:
 class _Trial:
     """All that was tried with one model so far."""
 
-    def __init__(self, model: nn.Module, train: Any, validation: Any, likelihood: LikelihoodName, budget: float):
+    def __init__(self, model: nn.Module, train: Any, validation: Any, likelihood: Likelihood, budget: float):
         self.model, self.train, self.validation = model, train, validation
-        self.likelihood: LikelihoodName = likelihood
         self.budget = budget
-        first, _ = next(iter(batches(validation, taken_by(model), device_of(model))))
-        self.example = pytree.tree_map_only(torch.Tensor, lambda t: t[:2], first)
-        self.timed = pytree.tree_map_only(torch.Tensor, lambda t: t[:TIMED], first)
+        first, y = next(iter(batches(validation, taken_by(model), device_of(model))))
+        self.example, self.timed = (batch_of(first, len(y), size) for size in (2, TIMED))
+        with torch.no_grad(), explained(model, first, "the validation data: "):
+            given = call(model, first)
+            output = as_tensor(likelihood.joined(given))
+        self.heads = 1 if isinstance(given, Tensor) or likelihood.joined(given) is given else 2
+        self.likelihood = with_class_dim(likelihood, output, y)
+        self.is_large = output.numel() > LARGE * len(y)
         self.found: list[Entry] = []
         self._posteriors: dict[tuple[str, str], Posterior] = {}
 
     def entries(self) -> Iterator[Entry]:
         """Candidates one by one, each judged: first with the fitted prior precision, then the best with others."""
         yield from self._baselines()
-        for title, names, structure in posteriors(self.model):
+        for title, names, structure in posteriors(self.model, self.heads):
             yield from self._group(title, names, structure)
         yield from self._priors()
 
@@ -115,15 +124,15 @@ class _Trial:
     # -- the parts
 
     def _baselines(self) -> Iterator[Entry]:
-        given = list(baselines(self.likelihood, free=self._has_numbers()))
+        given = list(baselines(self.likelihood.name, free=self._has_numbers()))
         yield from self._judged(given)
 
     def _has_numbers(self) -> bool:
         """Whether the likelihood has anything of its own to fit."""
-        return LIKELIHOODS[self.likelihood].free is not Likelihood.free
+        return type(self.likelihood).free is not Likelihood.free
 
     def _group(self, title: str, names: tuple[str, ...], structure: Fitted) -> Iterator[Entry]:
-        links = LINKS.get(self.likelihood, ("",))
+        links = LINKS.get(self.likelihood.name, ("",))
         given = [Candidate(title, structure, e, link) for e in engines(title, structure) for link in links]
         try:
             with quiet():
@@ -155,8 +164,8 @@ class _Trial:
         try:
             with quiet():
                 net = self._net(given[0])
-                ratio = 1.0 if given[0].engine == "plain" else self._cost(net)
-                found: Latents = [(latent.detach(), y) for latent, y in latents(net, self.validation, False)]
+                ratio = 1.0 if given[0].engine == "plain" else self._ratio(net)
+                found: Latents = [(latent.detach(), y) for latent, y in self._latents(net)]
         except _FAILURES as error:
             for each in given:
                 yield self._failed(each, error)
@@ -164,11 +173,14 @@ class _Trial:
         for each in given:
             yield self._entry(each, net, ratio, found)
 
-    def _cost(self, net: Any) -> float:
-        ratio = cost(net, self.model, self.timed, self.budget)
-        if ratio > self.budget:
-            raise InputError(f"over the budget: {ratio:.1f} times a plain forward pass")
-        return ratio
+    def _latents(self, net: Any) -> Iterable[tuple[Gaussian, Tensor]]:
+        return latents(net, self.validation, False, self.likelihood)
+
+    def _ratio(self, net: Any) -> float:
+        found = cost(net, self.model, self.example, self.timed, self.budget)
+        if found.exceeds(self.budget):
+            raise InputError(f"over the budget: {found.ratio:.1f} times a plain forward pass")
+        return found.ratio
 
     def _entry(self, candidate: Candidate, net: Any, ratio: float, found: Latents) -> Entry:
         own = predictor(net, self.likelihood, candidate.link)
@@ -209,9 +221,9 @@ class _Trial:
         if candidate.prior != 1:
             posterior = with_prior_precision(posterior, posterior.details["prior_precision"] * candidate.prior)
         if candidate.engine == "linearised":
-            return linearise(self.model, posterior, self.example)
-        # a last layer has few outputs, so that their whole covariance costs little
-        kind = "full" if candidate.parameters == LAST_LAYER else "diagonal"
+            return linearise(self.model, posterior, self.example, covariance="diagonal" if self.is_large else "full")
+        # the whole covariance of the outputs of a last layer costs little, if they are not very many
+        kind = "full" if candidate.parameters == LAST_LAYER and not self.is_large else "diagonal"
         return streamline(self.model, posterior, self.example, covariance=kind)
 
 

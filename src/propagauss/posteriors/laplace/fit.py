@@ -25,9 +25,10 @@ from propagauss.checks import patterns as names_of
 from propagauss.errors import InputError, nearest
 from propagauss.inputs import as_model, batches, check_eval, taken_by
 from propagauss.likelihoods.base import Likelihood
-from propagauss.likelihoods.registry import LIKELIHOODS, LikelihoodName
+from propagauss.likelihoods.registry import LIKELIHOODS, LikelihoodName, as_likelihood
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.fingerprint import fingerprint as weights_of
+from propagauss.posteriors.laplace.columns import few
 from propagauss.posteriors.laplace.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
 from propagauss.posteriors.laplace.evidence import Evidence
 from propagauss.posteriors.laplace.gradients import Batch, Forward
@@ -71,7 +72,8 @@ def fit_laplace(
             in the shape of the output. Batches `(x1, x2, y)` and dictionaries with `labels`
             (Hugging Face) are taken as well.
         likelihood: "classification" (cross-entropy), "binary" (one logit for each yes or no), "regression" (Gaussian
-            noise, the same for all outputs), "heteroscedastic" (the model gives `[..., 2]`: mean and log variance),
+            noise, the same for all outputs), "heteroscedastic" (the model gives `[..., 2]`: mean and log variance, or
+            `(mean, log_variance)`, or fields of these names),
             "poisson" (counts; the model gives log rates) or "exponential" (waiting times; the same); or one of
             `propagauss.likelihoods` with options of its own, such as `BernoulliLikelihood(positive_weight=3.0)`.
         structure: "diagonal" and "full" are exact; "kronecker" is KFAC, with a pair of factors for each weight of a
@@ -92,12 +94,12 @@ def fit_laplace(
     """
     with torch.inference_mode(False), Ranks.of(distributed) as ranks:
         with ranks.together(), ALONE:  # another thread may have exchanged the parameters
-            named = _likelihood(likelihood)
+            named = as_likelihood(likelihood)
             delta, sigma = _check_options(named, structure, prior_precision, noise, per_layer)
             model = as_model(model)
             check_eval(model)
             check_parts(loader, ranks)
-            forward = Forward(model, _select(model, parameters))
+            forward = Forward(model, _select(model, parameters), named.joined)
             curvature = STRUCTURES[structure](forward)
             checksums = fingerprint(model) if ranks.group is not None else {}
         if ranks.group is not None:
@@ -154,10 +156,6 @@ def _by_layer(curvature: Curvature, evidence: Evidence, delta: float, sigma: flo
     prior = {name: by_layer[layer] for layer, names in layers.items() for name in names}
     reported = {f"prior_precision.{layer}": value for layer, value in by_layer.items()}
     return _Chosen(prior, reported, sigma, layered.log_marginal_likelihood(found, sigma))
-
-
-def _likelihood(given: str | Likelihood) -> Likelihood:
-    return given if isinstance(given, Likelihood) else LIKELIHOODS[choice(given, "likelihood", LIKELIHOODS)]()
 
 
 def _check_options(
@@ -261,7 +259,8 @@ def _accumulate(
             if not math.isfinite(terms.loss):
                 raise InputError(f"{where}: the loss is {terms.loss}; are there missing values among the targets?")
             loss, targets, samples = loss + terms.loss, targets + terms.targets, samples + len(y)
-            curvature.add(Batch(forward, x, len(y), terms.output, seen, terms.column))
+            column, count = few(terms.column, terms.output.shape[1], seed=i)
+            curvature.add(Batch(forward, x, len(y), terms.output, seen, column, count))
     return loss, targets, samples
 
 

@@ -33,8 +33,8 @@ class Forward:
     Detached copies (sharing memory) stand in for the parameters, so that no graph is built before the first chosen one.
     """
 
-    def __init__(self, model: nn.Module, chosen: tuple[str, ...]):
-        self.model, self.chosen = model, chosen
+    def __init__(self, model: nn.Module, chosen: tuple[str, ...], joined: Callable[[Any], Any] = lambda output: output):
+        self.model, self.chosen, self.joined = model, chosen, joined
         self.parameters = {name: p.detach() for name, p in model.named_parameters()}
         self.vectorised = True  # until torch.vmap turns out not to cope with the model
 
@@ -42,7 +42,7 @@ class Forward:
         args, kwargs = as_call(x)
         parameters = {**self.parameters, **(replaced or {})}
         with ALONE:  # the parameters of the module are exchanged meanwhile
-            return _tensor(torch.func.functional_call(self.model, parameters, args, kwargs))
+            return _tensor(self.joined(torch.func.functional_call(self.model, parameters, args, kwargs)))
 
     def capture(self, x: Any, where: str = "", size: int = 0) -> tuple[Tensor, Capture]:
         """The output, and what was seen on the way; with the `size` of the batch, also of what all samples share."""
@@ -81,6 +81,7 @@ class Batch:
         size: number of samples `B`.
         output: `[B, C]`, with its graph.
         column: `c -> [B, C]`, column `c` of the root of the loss Hessian of every sample.
+        count: how many columns there are; None for one for each output.
     """
 
     forward: Forward
@@ -89,6 +90,7 @@ class Batch:
     output: Tensor
     seen: Capture
     column: Callable[[int], Tensor]
+    count: int | None = None
 
     def pull(self, uses: Sequence[Use | Spot]) -> Iterator[list[Tensor]]:
         """For each column, the gradients at the outputs of `uses`: `[rows, G, out / G]`; of a spot as they are."""
@@ -101,7 +103,7 @@ class Batch:
     @cached_property
     def columns(self) -> list[int]:
         """The columns that are not zero for all samples, as those of labels that are skipped."""
-        return [c for c in range(self.output.shape[1]) if self.column(c).any()]
+        return [c for c in range(self.count or self.output.shape[1]) if self.column(c).any()]
 
     @cached_property
     def direct(self) -> dict[str, list[Use | Spot]]:

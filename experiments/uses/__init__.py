@@ -1,0 +1,1 @@
+"""`pg.tune` with its defaults for nine common uses, against the plain model."""
