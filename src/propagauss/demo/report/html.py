@@ -35,12 +35,13 @@ tr.best td:last-child::after, tr.tied td:last-child::after { position: absolute;
 figure { margin: 1.2rem 0 2rem; }
 figure img { display: block; max-width: 100%; height: auto; }
 figcaption { max-width: 46rem; margin-top: .4rem; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1rem 2rem; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); gap: 1rem 2rem; }
 pre { background: var(--tint); border: 1px solid var(--line); border-radius: 6px; padding: .9rem 1rem; overflow-x: auto;
   font: .8rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 .published { color: var(--soft); font-size: .8rem; }
 table.plain td:last-child { padding-right: .8rem; }
-nav ul { columns: 2; }
+.opening { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: 0 2rem; }
+nav ul { columns: 20rem 2; }
 """
 
 
