@@ -29,8 +29,8 @@ async function start() {
     forget(bars);
   };
   const pick = (image) => {
-    paper.clear();
-    return look(image);
+    look(image);
+    paper.copy(part("seen"));
   };
   part("noise").onclick = () => pick(noise());
   facts.pictures.forEach((picture, i) => {
@@ -100,6 +100,11 @@ function makePaper(onStrokes) {
     strokes = [];
     context.clearRect(0, 0, canvas.width, canvas.height);
   }
+  function copy(picture) {
+    clear();
+    context.imageSmoothingEnabled = false;
+    context.drawImage(picture, 0, 0, canvas.width, canvas.height);
+  }
   function extend(event) {
     const stroke = strokes.at(-1);
     const [wide, high] = [canvas.width / canvas.clientWidth, canvas.height / canvas.clientHeight];
@@ -109,11 +114,12 @@ function makePaper(onStrokes) {
   }
   canvas.onpointerdown = (event) => {
     canvas.setPointerCapture(event.pointerId);
+    if (strokes.length === 0) clear(); // a picture may be there
     strokes.push([]);
     extend(event);
   };
   canvas.onpointermove = (event) => canvas.hasPointerCapture(event.pointerId) && extend(event);
-  return { clear };
+  return { clear, copy };
 }
 
 function thumbnail(image, name, onPick) {

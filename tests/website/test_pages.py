@@ -62,6 +62,17 @@ def test_pages_are_whole_and_need_no_other_server(browser, address):
     assert not found, "\n".join(found)
 
 
+def test_what_is_cut_off_is_found(browser, tmp_path):
+    """The check itself: a table that is cut, one that scrolls, one that makes the page wider."""
+    table = f"<table><tr><td>{'wide' * 400}</td></tr></table>"
+    cases = {"overflow: hidden": True, "overflow: auto": False, "": True}
+    for style, cut in cases.items():
+        (tmp_path / "index.html").write_text(f'<main><div style="{style}">{table}</div></main>')
+        with served(tmp_path) as address:
+            browser.open(address)
+            assert bool(browser.run(CLIPPED)) == cut, style
+
+
 def test_formulas_are_typeset(browser, address):
     package("katex")
     for page in sorted((SITE / "maths").iterdir()):
