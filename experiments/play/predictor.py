@@ -42,6 +42,6 @@ def relative(mean: Tensor, covariance: Tensor) -> Tensor:
 
 def histogram(uncertainty: Tensor, low: float, high: float) -> list[float]:
     """Shares in bins of equal width on a logarithmic scale; what is outside counts at its end."""
-    logs = uncertainty.clamp(low, high).log().double()
+    logs = uncertainty.double().clamp(low, high).log()
     ends = torch.tensor([low, high], dtype=torch.float64).log().tolist()
     return [round(share, 5) for share in (logs.histc(BINS, *ends) / len(logs)).tolist()]
