@@ -81,7 +81,10 @@ class Browser:
             self.events.append(self._message())
 
     def resize(self, width: int, height: int = 900) -> None:
-        self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        """As a window of this size; as a phone with a touch screen if it is narrow."""
+        phone = width < 600
+        self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
+        self("Emulation.setTouchEmulationEnabled", enabled=phone)
 
     def run(self, code: str) -> Any:
         """The value of a JavaScript expression; promises are awaited."""
@@ -100,14 +103,21 @@ class Browser:
             time.sleep(0.05)
         raise AssertionError(f"never true: {code}")
 
-    def draw(self, points: Sequence[tuple[float, float]]) -> None:
-        """Press the mouse at the first point, move it over the others, and let go."""
+    def draw(self, points: Sequence[tuple[float, float]], touch: bool = False) -> None:
+        """Press the mouse, or a finger, at the first point, move it over the others, and let go."""
+        if touch:
+            kinds = ["touchStart", *["touchMove"] * (len(points) - 1)]
+            for kind, (x, y) in zip(kinds, points, strict=True):
+                self("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y}])
+            self("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+            return
         kinds = ["mousePressed", *["mouseMoved"] * (len(points) - 1), "mouseReleased"]
         for kind, (x, y) in zip(kinds, [*points, points[-1]], strict=True):
             self("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
 
-    def picture(self, path: Path, whole: bool = False) -> None:
-        found = self("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def picture(self, path: Path) -> None:
+        """A screenshot, for whoever wants to look."""
+        found = self("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(found["data"]))
 
     def problems(self) -> list[str]:
@@ -117,8 +127,10 @@ class Browser:
             given = event.get("params", {})
             if event.get("method") == "Runtime.exceptionThrown":
                 found.append(str(given["exceptionDetails"].get("exception", {}).get("description")))
-            if event.get("method") == "Log.entryAdded" and given["entry"]["level"] == "error":
-                found.append(f"{given['entry']['text']} {given['entry'].get('url', '')}")
+            entry = given.get("entry", {})
+            # browsers ask for the icon of a page by themselves
+            if entry.get("level") == "error" and not entry.get("url", "").endswith("/favicon.ico"):
+                found.append(f"{entry['text']} {entry.get('url', '')}")
         return found
 
     def close(self) -> None:
@@ -152,7 +164,5 @@ def served(folder: Path) -> Iterator[str]:
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
-    extensions_map = http.server.SimpleHTTPRequestHandler.extensions_map | {".mjs": "text/javascript"}
-
     def log_message(self, format: str, *args: Any) -> None:
         pass
