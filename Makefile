@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -q --no-compile -c constraints.txt
 DEV := $(VENV)/.dev $(VENV)/.timm
 
-.PHONY: help demo reproduce test coverage referee families fidelity lint format docs bench setup clean distclean
+.PHONY: help demo reproduce test coverage referee families fidelity lint format docs look bench setup clean distclean
 
 help:
 	@echo "make demo      train, fit posteriors and compare predictions on bundled data"
@@ -18,7 +18,8 @@ help:
 	@echo "make referee   every op and many random models against an independent truth; writes docs/referee.md"
 	@echo "make lint      ruff check, ruff format --check, pyright, import order of the rooms"
 	@echo "make format    apply ruff's fixes and formatting"
-	@echo "make docs      build the documentation into site/"
+	@echo "make docs      build the documentation into site/ (with npm: formulas and the page to play with need it)"
+	@echo "make look      the same, and look at every page with Chromium, if there is one"
 	@echo "make bench     speed and memory against other libraries"
 	@echo "make families  which model families streamline, and why the others do not (hours; it resumes)"
 	@echo "make fidelity  trained networks against 10,000 samples of their weights; writes docs/fidelity.md (it resumes)"
@@ -58,6 +59,9 @@ format: $(DEV)
 
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+look: docs
+	PROPAGAUSS_SITE=site $(BIN)/python -m pytest -q -rs tests/website $(ARGS)
 
 bench: $(DEV)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -10,6 +10,7 @@ from experiments.frame.experiment import Mode, Section
 from experiments.frame.names import NAMES, experiment
 from experiments.frame.store import Store, versions
 from experiments.report import html
+from experiments.report.opening import opening
 from propagauss.demo.report.files import write
 
 INTRODUCTION = (
@@ -46,9 +47,10 @@ def report(results: Path, mode: Mode, names: Iterable[str] = tuple(NAMES)) -> Pa
     packages = ", ".join(f"{package} {number}" for package, number in versions().items())
     body = (
         "<h1>The paper's experiments, reproduced</h1>"
+        + opening(results, mode)
         + html.paragraph(INTRODUCTION)
         + (html.paragraph("Quick run: small subsets; the numbers mean little.") if mode == "quick" else "")
-        + f"<nav><ul>{''.join(contents)}</ul></nav>{''.join(parts)}"
+        + f"<nav><h2>Contents</h2><ul>{''.join(contents)}</ul></nav>{''.join(parts)}"
         + html.paragraph(f"Report made with {packages}.", soft=True)
     )
     path = results / ("report.html" if mode == "full" else "report-quick.html")

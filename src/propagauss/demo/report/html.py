@@ -14,14 +14,16 @@ CSS = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--text); font: 16px/1.55 system-ui, -apple-system, "Segoe UI",
   Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 68rem; margin: 0 auto; padding: 3rem 1.5rem 4rem; }
+main { max-width: 80rem; margin: 0 auto; padding: 3rem 1.5rem 4rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .8rem; letter-spacing: -.01em; }
 h2 { font-size: 1.3rem; margin: 3rem 0 .4rem; }
 h3 { font-size: 1rem; margin: 2rem 0 .4rem; }
 p, ul { max-width: 46rem; margin: .5rem 0 1rem; }
 ul { padding-left: 1.2rem; } li { margin: .3rem 0; }
 .soft, figcaption { color: var(--soft); font-size: .9rem; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; /* a shadow at the right edge while there is more to see */
+  background: linear-gradient(to left, var(--back) 40%, transparent) right / 3rem 100% no-repeat local,
+    linear-gradient(to left, var(--line), transparent) right / 1.2rem 100% no-repeat scroll; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; margin: .8rem 0; }
 th { text-align: left; font-weight: 600; color: var(--soft); border-bottom: 1px solid var(--line); }
 th, td { padding: .22rem .8rem; white-space: nowrap; }
@@ -35,12 +37,13 @@ tr.best td:last-child::after, tr.tied td:last-child::after { position: absolute;
 figure { margin: 1.2rem 0 2rem; }
 figure img { display: block; max-width: 100%; height: auto; }
 figcaption { max-width: 46rem; margin-top: .4rem; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1rem 2rem; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); gap: 1rem 2rem; }
 pre { background: var(--tint); border: 1px solid var(--line); border-radius: 6px; padding: .9rem 1rem; overflow-x: auto;
   font: .8rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 .published { color: var(--soft); font-size: .8rem; }
 table.plain td:last-child { padding-right: .8rem; }
-nav ul { columns: 2; }
+.opening { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: 0 2rem; }
+nav ul { columns: 20rem 2; }
 """
 
 

@@ -1,0 +1,1 @@
+"""The files behind the page to play with (`docs/play/`)."""
