@@ -13,6 +13,7 @@ from experiments.datasets import path
 from experiments.frame.experiment import Context, Experiment, Record, Section, Unit
 from experiments.mnist.networks import MAP
 from experiments.report import html
+from experiments.tasks import calibration_text
 from experiments.tasks.calibration_networks import CNN, FEWER, OTHER, POINTS, Kind, Subject, subject
 from experiments.transformers.vit_networks import settings
 from propagauss import metrics
@@ -29,8 +30,10 @@ UNITS: tuple[tuple[Kind, str], ...] = (
     ("mlp", "fashion_mnist"),
     ("cnn", "fashion_mnist"),
     ("vit", "fashion_mnist"),
+    ("text", "mrpc"),
 )
-TITLES = {"mlp": "MLP", "cnn": "residual CNN", "vit": "small ViT", "mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
+TITLES = {"mlp": "MLP", "cnn": "residual CNN", "vit": "small ViT", "text": "MiniLM", "mnist": "MNIST"}
+TITLES |= {"fashion_mnist": "Fashion-MNIST", "mrpc": "MRPC", "wic": "sentence pairs of WiC"}
 ENGINES = {"streamlined": "probit", "linearised": "mean_field"}  # and the link of each
 METRICS = {"nlpd": "NLPD", "ece": "ECE", "aurc": "AURC", "auroc": "AUROC, entropy", "by_variance": "AUROC, variance"}
 
@@ -41,7 +44,9 @@ def units(context: Context) -> list[Unit]:
     path(context, "images", "fashion_mnist.npz")
     common = {"tolerances": list(TOLERANCES), "points": POINTS[context.mode], "fewer": FEWER[context.mode]}
     own = {"mlp": {"map": MAP}, "cnn": {"cnn": CNN}, "vit": {"vit": settings(context)}}
-    return [Unit(f"{kind}-{name}", common | own[kind], partial(run, kind=kind, name=name)) for kind, name in UNITS]
+    own["text"] = {"text": calibration_text.settings(context)}
+    here = [(kind, name) for kind, name in UNITS if kind != "text" or calibration_text.present(context)]
+    return [Unit(f"{kind}-{name}", common | own[kind], partial(run, kind=kind, name=name)) for kind, name in here]
 
 
 def run(context: Context, kind: Kind, name: str) -> Record:
@@ -59,9 +64,10 @@ def run(context: Context, kind: Kind, name: str) -> Record:
 
 
 def _network(engine: str, given: Subject) -> Any:
-    example = given.validation[0][0][:2]
     make = streamline if engine == "streamlined" else linearise
-    return make(given.model, given.posterior, example)
+    if given.lengths_differ and engine == "linearised":
+        return calibration_text.ByLength(lambda x: make(given.model, given.posterior, x))
+    return make(given.model, given.posterior, given.validation[0][0][:2])
 
 
 def _latents(net: Any, given: Subject) -> dict[str, Latents]:
