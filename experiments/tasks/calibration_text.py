@@ -24,7 +24,7 @@ from propagauss.posteriors import Posterior, fit_laplace
 
 BACKBONE, TASK, OUTSIDE = "minilm", "mrpc", "wic"
 FULL: dict[str, Any] = {key: SHARED[key] for key in ("tokens", "batch", "head_rate", "decay")}
-FULL |= {"blocks": 1, "counts": [2400, 1200, 1500], "outliers": 600, "epochs": 3, "rate": 1e-4}
+FULL |= {"blocks": 1, "counts": [1600, 1000, 1000], "outliers": 400, "epochs": 3, "rate": 1e-4}
 QUICK = FULL | {"counts": [24, 24, 16], "outliers": 8, "epochs": 1, "tokens": 32}
 
 

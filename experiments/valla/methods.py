@@ -20,8 +20,8 @@ from torch import Tensor
 from experiments.datasets import Pair, batches
 from experiments.frame.experiment import Context
 from experiments.methods.classify import Label, score
-from experiments.valla.networks import FULL, POSTERIORS, Trained, laplace
-from experiments.valla.ways import ML, Way
+from experiments.valla.networks import POSTERIORS, Trained, laplace
+from experiments.valla.ways import MAIN, ML, Way
 from propagauss import tasks
 from propagauss.engines.linearise import linearise
 from propagauss.engines.streamline import streamline
@@ -34,9 +34,9 @@ from propagauss.posteriors.precision import with_prior_precision
 from propagauss.predictive.calibrate import TOLERANCE, Trials, calibrated, paired
 from propagauss.predictive.calibration import HeldOut, held_out, latents, minimise
 
-PRIORS = {"full": [10 ** (k / 2) for k in range(-4, 7)], "quick": [1.0, 10.0]}  # times that of the marginal likelihood
+PRIORS = {"full": [10 ** (k / 2) for k in range(-2, 6)], "quick": [1.0, 10.0]}  # times that of the marginal likelihood
 SIZE = 1000  # images in a batch
-SAMPLES = 128  # of the logits, for the mutual information
+SAMPLES = 64  # of the logits, for the mutual information
 
 Latents = list[tuple[Gaussian, Tensor]]
 Fitted = tuple[float, CategoricalLikelihood]  # scale and likelihood
@@ -54,7 +54,6 @@ def posteriors(
         yield kind, ML, posterior
         if kind == "kronecker":
             yield kind, "validation", best_prior(given, posterior, factors)
-            yield kind, "weight decay", with_prior_precision(posterior, FULL["decay"] * len(given.data.train[0]))
 
 
 def best_prior(given: Trained, posterior: Posterior, factors: Sequence[float]) -> Posterior:
@@ -116,7 +115,7 @@ def measure(way: Way, fitted: Fitted, test: Latents, outliers: Latents) -> Measu
     numbers["entropy"] = auroc(*(predictive_entropy(each.exp()) for each in (inside, outside)))
     if way.engine:
         numbers["variance"] = auroc(*(torch.cat([g.variance.mean(-1) for g, _ in part]) for part in (test, outliers)))
-        if way.calibration in ("as it is", "calibrate"):
+        if way in MAIN:
             numbers["information"] = auroc(*(mutual_information(fitted, part) for part in (test, outliers)))
     return Measured(numbers, scored.losses)
 

@@ -115,7 +115,7 @@ def _kept(context: Context, name: str, seed: int, rate: float, found: Images) ->
 
 @torch.no_grad()
 def train(model: nn.Sequential, pair: Pair, rate: float, how: Mapping[str, Any]) -> None:
-    """SGD with momentum on the mean cross-entropy, in place; gradients are written out, which saves a third of the time.
+    """SGD with momentum on the mean cross-entropy, in place; written-out gradients save a third of the time.
 
     `a_i = keep_i tanh(W_i a_{i-1} + b_i)`: `g_i = (g_{i+1} W_{i+1}) keep_i (1 - tanh²)`, `dW_i = g_iᵀ a_{i-1}`.
     """

@@ -38,7 +38,7 @@ def section(records: dict[str, Record]) -> Section:
         body += _table(name, summary, rest, cost, "The other priors, links and calibrations.")
     curves = _curves(records)
     if curves:
-        about = "Rotated MNIST, all test images, mean over seeds. Calibrations are fitted on upright images."
+        about = f"Rotated MNIST, {curves['points']:,} test images, mean over seeds; calibrated on upright images."
         body += html.figure(_plot(curves), about)
     return Section(body, lines, headline(found, cost, lines))
 
@@ -85,7 +85,7 @@ def _curves(records: Mapping[str, Record]) -> dict[str, Any]:
     mine = [r for r in records.values() if r.get("curves")]
     if not mine:
         return {}
-    found: dict[str, Any] = {"angles": mine[0]["angles"], "curves": {}}
+    found: dict[str, Any] = {"angles": mine[0]["angles"], "points": mine[0]["turned"], "curves": {}}
     for index, way in enumerate(ROTATED):
         curves = [r["curves"][str(index)] for r in mine if str(index) in r["curves"]]
         found["curves"][title(way).replace("`", "")] = {

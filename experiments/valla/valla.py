@@ -28,13 +28,14 @@ from experiments.valla.methods import (
 )
 from experiments.valla.networks import POSTERIORS, Trained, settings, trained
 from experiments.valla.report import section
-from experiments.valla.ways import CALIBRATIONS, ROTATED, Way
+from experiments.valla.ways import CALIBRATIONS, ML, ROTATED, Way
 from propagauss.predictive.calibrate import TOLERANCE
 
 SETS = ("mnist", "fashion_mnist")
 OTHER = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}
 SEEDS = {"full": 5, "quick": 1}
 ANGLES = {"full": list(range(0, 181, 10)), "quick": [0, 90]}
+TURNED = 2000  # test images that are rotated
 LINKS = {"streamlined": ("probit",), "linearised": ("probit", "mean_field")}
 
 
@@ -49,6 +50,7 @@ def units(context: Context) -> list[Unit]:
     }
     config |= {
         "angles": ANGLES[context.mode],
+        "turned": TURNED,
         "samples": SAMPLES,
         "links": LINKS,
         "rotated": [vars(w) for w in ROTATED],
@@ -87,6 +89,8 @@ def run(context: Context, name: str, number: int) -> Record:
     for kind, prior, posterior in posteriors(context, name, seed, given, PRIORS[context.mode]):
         precisions[f"{kind}, {prior}"] = posterior.details["prior_precision"]
         for engine, links in LINKS.items():
+            if engine == "streamlined" and (kind, prior) != ("kronecker", ML):
+                continue
             found = {part: latents_of(engine, given, posterior, pair) for part, pair in parts.items()}
             for link in links:
                 fits = calibrations(found["validation"], link)
@@ -100,12 +104,13 @@ def run(context: Context, name: str, number: int) -> Record:
         "precisions": precisions,
         "rows": against(rows, rows[1]),
         "angles": ANGLES[context.mode] if turned else [],
+        "turned": len(turned[0][1]) if turned else 0,
         "curves": {str(index): curve for index, curve in curves.items()},
     }
 
 
 def _turned(given: Trained, angles: Sequence[int]) -> list[Pair]:
-    x, y = given.data.test
+    x, y = (part[:TURNED] for part in given.data.test)
     return [(rotate(x.reshape(-1, 1, 28, 28), angle).flatten(1), y) for angle in angles]
 
 
