@@ -8,20 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.datasets import batches
 from experiments.frame.experiment import Context, Record
 from experiments.valla.methods import network
 from experiments.valla.networks import POSTERIORS, laplace, trained
 from propagauss.demo.timing import relative_times
 from propagauss.engines.linearise import linearise
 from propagauss.likelihoods.links import probit
-from propagauss.posteriors import from_laplace
+from propagauss.posteriors import fit_laplace, from_laplace
 from propagauss.predictive.classifier import Classifier
 
 COST: dict[str, dict[str, Any]] = {
     "full": {"batches": [1, 100, 1000], "rounds": 25},
     "quick": {"batches": [1, 20], "rounds": 3},
 }
-LAPLACE: dict[str, dict[str, Any]] = {"full": {"points": 1000, "batch": 10}, "quick": {"points": 10, "batch": 10}}
+LAPLACE: dict[str, dict[str, Any]] = {  # training images, test images, and how many of these at once
+    "full": {"train": 5000, "points": 200, "batch": 10},
+    "quick": {"train": 500, "points": 10, "batch": 10},
+}
 NAME = "mnist"  # the first network of this set
 
 
@@ -50,8 +54,9 @@ def laplace_torch(context: Context) -> Record:
     from laplace import Laplace
 
     given, how = trained(context, NAME, context.seed), LAPLACE[context.mode]
-    own = laplace(context, NAME, context.seed, "kronecker", given)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*given.data.train), 500)
+    some = [part[: how["train"]] for part in given.data.train]
+    own = fit_laplace(given.model, batches((some[0], some[1])), structure="kronecker", progress=False)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*some), 500)
     theirs: Any = Laplace(given.model, "classification", "all", "kron", prior_precision=own.details["prior_precision"])
     start = time.perf_counter()
     theirs.fit(loader)
@@ -70,6 +75,7 @@ def laplace_torch(context: Context) -> Record:
         "ours": _nlpd(ours.mean, ours.covariance, y),
     }
     return {
+        "train": len(some[1]),
         "points": len(y),
         "prior_precision": own.details["prior_precision"],
         "their_choice": _their_precision(theirs),

@@ -115,9 +115,10 @@ def _losses(name: str, summary: Summary) -> str:
 def _check(record: Record) -> str:
     nll = record["nlpd"]
     return (
-        f"laplace-torch, Kronecker over all parameters, {record['points']:,} test images: its own posterior linearised "
-        f"here differs by at most {record['same_posterior']:.1e} (relative, whole covariances), our fit by "
-        f"{record['own_fit']:.1e}; NLL {nll['laplace-torch']:.4f} there, {nll['ours']:.4f} here. It took "
+        f"laplace-torch, Kronecker over all parameters, fitted to {record['train']:,} training images, on "
+        f"{record['points']:,} test images: its own posterior linearised here differs by at most "
+        f"{record['same_posterior']:.1e} (relative, whole covariances), our fit by {record['own_fit']:.1e}; NLL "
+        f"{nll['laplace-torch']:.4f} there, {nll['ours']:.4f} here. It took "
         f"{record['seconds']['predict'] / record['points'] * 1e3:.0f} ms an image."
     )
 

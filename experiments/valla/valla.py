@@ -62,7 +62,8 @@ def units(context: Context) -> list[Unit]:
     ]
     cost = {"networks": settings(context), **checks.COST[context.mode]}
     check = {"networks": settings(context), **checks.LAPLACE[context.mode]}
-    return [*found, Unit("cost", cost, checks.cost), Unit("laplace-torch", check, checks.laplace_torch)]
+    both = [Unit("cost", cost, checks.cost), Unit("laplace-torch", check, checks.laplace_torch)]
+    return [*found[: len(SETS)], *both, *found[len(SETS) :]]  # a network of each set first
 
 
 def run(context: Context, name: str, number: int) -> Record:
