@@ -16,6 +16,7 @@ NAMES: dict[str, str] = {  # name -> module, in the order of the report
     "ood": "tasks.ood",
     "calibration": "tasks.calibration",
     "uses": "uses.uses",
+    "valla": "valla.valla",
     "vit": "transformers.vit",
     "gpt": "transformers.gpt",
     "value-covariance": "transformers.value_covariance",

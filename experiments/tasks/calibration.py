@@ -13,6 +13,7 @@ from experiments.datasets import path
 from experiments.frame.experiment import Context, Experiment, Record, Section, Unit
 from experiments.mnist.networks import MAP
 from experiments.report import html
+from experiments.tasks import calibration_points, calibration_text
 from experiments.tasks.calibration_networks import CNN, FEWER, OTHER, POINTS, Kind, Subject, subject
 from experiments.transformers.vit_networks import settings
 from propagauss import metrics
@@ -29,10 +30,14 @@ UNITS: tuple[tuple[Kind, str], ...] = (
     ("mlp", "fashion_mnist"),
     ("cnn", "fashion_mnist"),
     ("vit", "fashion_mnist"),
+    ("text", "mrpc"),
 )
-TITLES = {"mlp": "MLP", "cnn": "residual CNN", "vit": "small ViT", "mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
+TITLES = {"mlp": "MLP", "cnn": "residual CNN", "vit": "small ViT", "text": "MiniLM", "mnist": "MNIST"}
+TITLES |= {"fashion_mnist": "Fashion-MNIST", "mrpc": "MRPC", "wic": "sentence pairs of WiC"}
 ENGINES = {"streamlined": "probit", "linearised": "mean_field"}  # and the link of each
 METRICS = {"nlpd": "NLPD", "ece": "ECE", "aurc": "AURC", "auroc": "AUROC, entropy", "by_variance": "AUROC, variance"}
+
+POINTS_UNIT = "points"
 
 Latents = list[tuple[Gaussian, Tensor]]
 
@@ -41,7 +46,10 @@ def units(context: Context) -> list[Unit]:
     path(context, "images", "fashion_mnist.npz")
     common = {"tolerances": list(TOLERANCES), "points": POINTS[context.mode], "fewer": FEWER[context.mode]}
     own = {"mlp": {"map": MAP}, "cnn": {"cnn": CNN}, "vit": {"vit": settings(context)}}
-    return [Unit(f"{kind}-{name}", common | own[kind], partial(run, kind=kind, name=name)) for kind, name in UNITS]
+    own["text"] = {"text": calibration_text.settings(context)}
+    here = [(kind, name) for kind, name in UNITS if kind != "text" or calibration_text.present(context)]
+    found = [Unit(f"{kind}-{name}", common | own[kind], partial(run, kind=kind, name=name)) for kind, name in here]
+    return [*found, Unit(POINTS_UNIT, calibration_points.config(context), calibration_points.run)]
 
 
 def run(context: Context, kind: Kind, name: str) -> Record:
@@ -59,9 +67,10 @@ def run(context: Context, kind: Kind, name: str) -> Record:
 
 
 def _network(engine: str, given: Subject) -> Any:
-    example = given.validation[0][0][:2]
     make = streamline if engine == "streamlined" else linearise
-    return make(given.model, given.posterior, example)
+    if given.lengths_differ and engine == "linearised":
+        return calibration_text.ByLength(lambda x: make(given.model, given.posterior, x))
+    return make(given.model, given.posterior, given.validation[0][0][:2])
 
 
 def _latents(net: Any, given: Subject) -> dict[str, Latents]:
@@ -109,7 +118,11 @@ def section(records: dict[str, Record]) -> Section:
     found = [records[f"{kind}-{name}"] for kind, name in UNITS if f"{kind}-{name}" in records]
     body = "".join(f"<h3>{_title(r)}</h3>{html.table(HEAD, [_line(row) for row in r['rows']])}" for r in found)
     lines = [line for r in found for line in readings(r)]
-    return Section(body, [*lines, *summary(found)], headline(found))
+    points = records.get(POINTS_UNIT)
+    if points is not None:
+        rows = [html.Line(each) for each in calibration_points.lines(points)]
+        body += f"<h3>How many validation points</h3>{html.table(calibration_points.HEAD, rows)}"
+    return Section(body, [*lines, *summary(found)], headline(found, points))
 
 
 HEAD = ["method", "tolerance", "scale", "temperature", *METRICS.values(), "NLPD - that of temperature scaling"]
@@ -150,14 +163,18 @@ def _verdict(mean: float, error: float) -> str:
     return "better" if mean < -error else "within one standard error" if mean <= error else "worse"
 
 
-def headline(records: Sequence[Record]) -> str:
+def headline(records: Sequence[Record], points: Record | None = None) -> str:
     """The table of the documentation: all tolerances for the exact engine, the default one for the other."""
     lines = [f"| {' | '.join(HEAD)} |", f"|---|{'--:|' * (len(HEAD) - 1)}"]
     for record in records:
         lines.append(f"| **{_title(record)}** |{' |' * (len(HEAD) - 1)}")
         shown = (r for r in record["rows"] if r["method"] != "streamlined" or r["tolerance"] == TOLERANCE)
         lines += [f"| {' | '.join(cells(row))} |" for row in shown]
-    return "\n".join([*lines, "", *(f"- {line}" for line in summary(records))])
+    lines += ["", *(f"- {line}" for line in summary(records))]
+    if points is not None:
+        where = f"**By the number of validation points** (MLP of VaLLA's protocol, {TITLES[points['set']]}; test data):"
+        lines += ["", where, "", calibration_points.markdown(points)]
+    return "\n".join(lines)
 
 
 def summary(records: Sequence[Record]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The networks on which calibration is compared: an MLP, a residual CNN and a small vision transformer."""
+"""The networks on which calibration is compared: an MLP, a residual CNN, a small vision transformer, a text model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tqdm import tqdm
 from experiments.datasets import Pair, batches, images
 from experiments.frame.experiment import Context
 from experiments.mnist.networks import laplace, map_network
+from experiments.tasks import calibration_text
 from experiments.tasks.ood import as_seen
 from experiments.transformers import vit_networks
 from propagauss.posteriors import Posterior, fit_laplace, load_posterior
 
-Kind = Literal["mlp", "cnn", "vit"]
-OTHER = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}
+Kind = Literal["mlp", "cnn", "vit", "text"]
+OTHER = {"mnist": "fashion_mnist", "fashion_mnist": "mnist", "mrpc": "wic"}
 POINTS = {"full": 5000, "quick": 100}  # test images, and as many of the other set; fewer for the two large networks
 FEWER = {"full": 1500, "quick": 60}
 CNN: dict[str, Any] = {"width": 16, "epochs": 8, "batch": 64, "rate": 2e-3}
@@ -29,13 +30,14 @@ CNN: dict[str, Any] = {"width": 16, "epochs": 8, "batch": 64, "rate": 2e-3}
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained network, a Kronecker posterior over all of its layers, and data in three parts."""
+    """A trained network, a Kronecker posterior over all of its layers that were trained, and data in three parts."""
 
     model: nn.Module
     posterior: Posterior
     validation: list[Pair]
     test: list[Pair]
     outliers: list[Pair]  # with labels that mean nothing
+    lengths_differ: bool = False
 
 
 def subject(context: Context, kind: Kind, name: str) -> Subject:
@@ -46,6 +48,9 @@ def subject(context: Context, kind: Kind, name: str) -> Subject:
         x, y = trained.data.test
         parts = batches(trained.data.validation), batches((x[:count], y[:count])), _unlabelled(outside, 500)
         return Subject(trained.model, laplace(context, name, "kronecker"), *parts)
+    if kind == "text":
+        model, posterior, found = calibration_text.network(context)
+        return Subject(model, posterior, *(part.batches() for part in found), lengths_differ=True)
     count = FEWER[context.mode]
     model, data = vit_networks.trained(context, name) if kind == "vit" else _cnn(context, name)
     x, y = data.test
