@@ -45,6 +45,7 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
+    "image.interpolation": "none",
     "savefig.dpi": 120,
     "svg.fonttype": "none",
     "svg.hashsalt": "propagauss",
