@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -q --no-compile -c constraints.txt
 DEV := $(VENV)/.dev $(VENV)/.timm
 
-.PHONY: help demo reproduce test coverage referee families fidelity lint format docs look bench setup clean distclean
+.PHONY: help demo reproduce test coverage referee families fidelity gallery lint format docs look bench setup clean distclean
 
 help:
 	@echo "make demo      train, fit posteriors and compare predictions on bundled data"
@@ -20,6 +20,7 @@ help:
 	@echo "make format    apply ruff's fixes and formatting"
 	@echo "make docs      build the documentation into site/ (with npm: formulas and the page to play with need it)"
 	@echo "make look      the same, and look at every page with Chromium, if there is one"
+	@echo "make gallery   run the examples of docs/gallery and the tutorial; puts their outputs and figures into the pages"
 	@echo "make bench     speed and memory against other libraries"
 	@echo "make families  which model families streamline, and why the others do not (hours; it resumes)"
 	@echo "make fidelity  trained networks against 10,000 samples of their weights; writes docs/fidelity.md (it resumes)"
@@ -62,6 +63,9 @@ docs: $(DEV)
 
 look: docs
 	PROPAGAUSS_SITE=site $(BIN)/python -m pytest -q -rs tests/website $(ARGS)
+
+gallery: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/documents.py --write docs/tutorial.md $(sort $(wildcard docs/gallery/*.md))
 
 bench: $(DEV)
 	$(BIN)/python -m benchmarks $(ARGS)
