@@ -15,6 +15,7 @@ NAMES: dict[str, str] = {  # name -> module, in the order of the report
     "rotated": "mnist.rotated",
     "ood": "tasks.ood",
     "calibration": "tasks.calibration",
+    "selective": "selective.selective",
     "vit": "transformers.vit",
     "gpt": "transformers.gpt",
     "value-covariance": "transformers.value_covariance",
