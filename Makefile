@@ -75,6 +75,7 @@ families: $(DEV)
 
 fidelity: $(DEV)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fidelity --write docs/fidelity.md $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fidelity --figure docs/images/fidelity.svg
 
 setup: $(DEV)
 

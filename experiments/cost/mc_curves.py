@@ -20,6 +20,7 @@ from tqdm import tqdm
 from propagauss.demo.methods import mixture_log_density
 from propagauss.posteriors import Posterior
 
+TEST = {"uci": 500, "images": 1000, "vit": 500}  # test points at most
 NLPD_STDDEV, SECOND_STDDEV = "nlpd_spread", "second_spread"  # their names in stored results
 
 
@@ -113,3 +114,9 @@ def saturation(points: Sequence[dict[str, Any]], tolerance: float) -> int:
 def reaches(points: Sequence[dict[str, Any]], level: float) -> int | None:
     """The least number of draws with a mean NLPD of at most `level`."""
     return next((p["samples"] for p in points if p["nlpd"] <= level), None)
+
+
+def some(pair: tuple[Tensor, Tensor], most: int) -> tuple[Tensor, Tensor]:
+    """At most so many points, chosen at random but always the same."""
+    rows = torch.randperm(len(pair[0]), generator=torch.Generator().manual_seed(0))[:most]
+    return pair[0][rows], pair[1][rows]

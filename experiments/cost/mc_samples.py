@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments import datasets
-from experiments.cost.mc_curves import Draws, Target, curve
+from experiments.cost import mc_linearised
+from experiments.cost.mc_curves import TEST, Draws, Target, curve, some
 from experiments.cost.mc_report import section
 from experiments.datasets import DataMissing, Pair, batches
 from experiments.frame.experiment import Context, Experiment, Unit
@@ -29,7 +30,6 @@ VIT = tuple(range(10, 101, 10))
 # draws from a full covariance of P parameters cost P² each: these sets stop earlier
 UCI_MOST = {"itt": 10_000, "pt": 10_000, "cac": 5000}
 IMAGE_MOST = {"fashion_mnist": 25_000, "mnist": 5000}  # the paper's figure is about the first
-TEST = {"uci": 500, "images": 1000, "vit": 500}  # test points at most
 TIMED_DRAWS, ROUNDS = 20, 11
 
 
@@ -49,7 +49,7 @@ def units(context: Context) -> list[Unit]:
         found += [_unit(f"vit-{kind}", partial(_vit, kind), VIT) for kind in KINDS]
     if not found:
         raise DataMissing("uci/*.csv or images/mnist.npz is needed (docs/experiments.md)")
-    return found
+    return found + mc_linearised.units([unit.key for unit in found])
 
 
 def _unit(key: str, run: Any, counts: Sequence[int]) -> Unit:
@@ -70,7 +70,7 @@ def _uci(name: str, counts: Sequence[int], context: Context) -> dict[str, Any]:
     from experiments.uci.posteriors import Fitted, laplace, mean_field
 
     parts, sizes, settings = uci.prepare(name, 0, context)
-    test = _some(parts.test, TEST["uci"])
+    test = some(parts.test, TEST["uci"])
 
     def one(fitted: Fitted) -> dict[str, Any]:
         net = streamline(fitted.model, fitted.posterior, test[0][:2], covariance="full")
@@ -95,8 +95,8 @@ def _images(name: str, kind: Kind, counts: Sequence[int], context: Context) -> d
         trained, posterior = networks.map_network(context, name), networks.laplace(context, name, "kronecker")
     else:
         trained, posterior = networks.ivon_network(context, name)
-    test = _some(trained.data.test, TEST["images"])
-    validation = batches(_some(trained.data.validation, 5000))
+    test = some(trained.data.test, TEST["images"])
+    validation = batches(some(trained.data.validation, 5000))
     structure = "full" if kind == "LA" else "diagonal"
     net = streamline(trained.model, posterior, test[0][:2], covariance=structure)
     found = _classes(trained.model, posterior, net, validation, test, counts, context.seed)
@@ -109,7 +109,7 @@ def _vit(kind: Kind, counts: Sequence[int], context: Context) -> dict[str, Any]:
 
     model, posterior = vit_networks.tuned(context, "cifar10", "attention", kind)
     tokens = vit_networks.tokens(context, "cifar10")
-    test = _some(tokens.test, TEST["vit"])
+    test = some(tokens.test, TEST["vit"])
     net = streamline(model, posterior, test[0][:2])
     found = _classes(model, posterior, net, batches(tokens.validation, 250), test, counts, context.seed, False)
     return {"family": "vit", "name": "cifar10", "test": len(test[0]), "second": "accuracy", "curves": {kind: found}}
@@ -151,12 +151,6 @@ def _cost(draws: Draws, net: Streamlined, x: Tensor) -> dict[str, float]:
     calls = {"ours": lambda: net(x), "draws": lambda: next(draws.outputs(x, n, n))}
     ratio = relative_times(calls, "ours", ROUNDS)[0]["draws"]
     return {"median": ratio.median / n, "low": ratio.low / n, "high": ratio.high / n}
-
-
-def _some(pair: Pair, most: int) -> Pair:
-    """At most so many points, chosen at random but always the same."""
-    rows = torch.randperm(len(pair[0]), generator=torch.Generator().manual_seed(0))[:most]
-    return pair[0][rows], pair[1][rows]
 
 
 EXPERIMENT = Experiment(

@@ -17,6 +17,7 @@ NAMES: dict[str, str] = {  # name -> module, in the order of the report
     "calibration": "tasks.calibration",
     "uses": "uses.uses",
     "valla": "valla.valla",
+    "selective": "selective.selective",
     "vit": "transformers.vit",
     "gpt": "transformers.gpt",
     "value-covariance": "transformers.value_covariance",

@@ -14,6 +14,7 @@ from experiments.datasets import Pair, available, batches, path
 from experiments.frame.experiment import Context, Experiment, Mode, Record, Section, Unit
 from experiments.methods import mlp
 from experiments.methods.classify import Batches, Label, Predictor, Score, bold, score
+from experiments.mnist import engines
 from experiments.mnist import training as mnist_training
 from experiments.mnist.networks import IVON, MAP, Trained, ivon_network, laplace, map_network
 from experiments.mnist.readings import OURS, REQUIRED, TITLES, Rows, headline, readings
@@ -38,8 +39,9 @@ class Measured(Score):
 def units(context: Context) -> list[Unit]:
     found = [unit(context, name) for name in sets(context)]
     if context.quick:
-        return found
-    return found + [mnist_training.unit(name) for name in sets(context) if name in REQUIRED]
+        return found + engines.units(sets(context)[0])[:1]
+    trained = [mnist_training.unit(name) for name in sets(context) if name in REQUIRED]
+    return found + trained + [one for name in sets(context) for one in engines.units(name)]
 
 
 def sets(context: Context) -> list[str]:
@@ -226,13 +228,16 @@ CAPTION = (
 
 def section(records: dict[str, Record]) -> Section:
     known = {name: Rows(records[name]) for name in TITLES if name in records}
-    body = "".join(_tables(name, rows) for name, rows in known.items())
+    body = "".join(
+        _tables(name, rows) + engines.table(TITLES[name], engines.of_set(records, name)) for name, rows in known.items()
+    )
     caption = (
         "NLPD on 2,000 test images for Kronecker posteriors with the same curvature and other prior precisions (100 "
         "draws). The vertical line is the precision of largest marginal likelihood."
     )
     body += html.figure(sweep_plot({TITLES[n]: r for n, r in known.items()}), caption)
-    return Section(body, readings(records), headline(records))
+    both = [line for name in known for line in engines.reading(TITLES[name], engines.of_set(records, name))]
+    return Section(body, [*both, *readings(records)], headline(records))
 
 
 def _tables(name: str, rows: Rows) -> str:

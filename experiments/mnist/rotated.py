@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from experiments.datasets import Images, Pair, batches, path
 from experiments.frame.experiment import Context, Experiment, Record, Section, Unit
 from experiments.methods import mlp
 from experiments.methods.classify import Link, Predictor, score
+from experiments.methods.engines import CALIBRATED, LINEARISED, STREAMLINED, both
 from experiments.mnist.mnist import key
 from experiments.mnist.networks import IVON, MAP, ivon_network, laplace, map_network
 from experiments.published import rotated as published
@@ -31,6 +33,7 @@ CURVES = {  # drawn: key of a curve -> the paper's name of it, or ours; its colo
     "LA sampling scale fitted": ("LA sampling", "sampling", "-"),
     "LA GLM probit scale fitted": ("LA GLM", "GLM", "-"),
     "LA ours probit exact": ("LA ours", plots.OURS, "-"),
+    "LA linearised mean_field calibrated": ("LA linearised", "GLM", ":"),
     "MFVI sampling scale fitted": ("MFVI sampling", "sampling", "--"),
     "MFVI ours probit": ("MFVI ours", plots.OURS, "--"),
 }
@@ -40,7 +43,11 @@ PAPER = {"LA GLM probit": "LA GLM", "LA ours probit exact": "LA ours", "MFVI our
 def units(context: Context) -> list[Unit]:
     path(context, "images", "mnist.npz")
     shared = {"angles": ANGLES[context.mode], "points": POINTS, "samples": SAMPLES[context.mode]}
-    return [Unit("la", shared | {"map": MAP}, laplace_curves), Unit("mfvi", shared | {"ivon": IVON}, mean_field_curves)]
+    return [
+        Unit("la", shared | {"map": MAP}, laplace_curves),
+        Unit("mfvi", shared | {"ivon": IVON}, mean_field_curves),
+        Unit("engines", shared | {"map": MAP, "ivon": IVON}, engine_curves),
+    ]
 
 
 def laplace_curves(context: Context) -> dict[str, Any]:
@@ -56,6 +63,17 @@ def mean_field_curves(context: Context) -> dict[str, Any]:
     validation = batches(trained.data.validation)
     groups = mlp.mfvi_groups(trained.model, posterior, validation, SAMPLES[context.mode], LINKS)
     return curves(groups, turned(trained.data, ANGLES[context.mode]), ANGLES[context.mode])
+
+
+def engine_curves(context: Context) -> dict[str, Any]:
+    """Both engines on both posteriors: as they are, with fitted scales, calibrated."""
+    trained, posterior = map_network(context, "mnist"), laplace(context, "mnist", "kronecker")
+    validation, angles = batches(trained.data.validation), ANGLES[context.mode]
+    pairs = turned(trained.data, angles)
+    found = curves(both(trained.model, posterior, "LA", validation, covariance="full"), pairs, angles)
+    trained, posterior = ivon_network(context, "mnist")
+    more = curves(both(trained.model, posterior, "MFVI", validation), pairs, angles)
+    return found | {"curves": found["curves"] | more["curves"]}
 
 
 def curves(groups: Iterator[list[Predictor]], turned: Sequence[Pair], angles: Sequence[int]) -> dict[str, Any]:
@@ -151,8 +169,29 @@ def readings(found: Mapping[str, Any], angles: Sequence[int]) -> list[str]:
         against = [n for n in ("MAP", f"{posterior} sampling", f"{posterior} GLM") if n in published.NLPD]
         counts = [f"{n} at {sum(a < b for a, b in zip(paper, published.NLPD[n], strict=True))} of 19" for n in against]
         lines.append(f"{posterior} in the paper: ours is below {', '.join(counts)} angles.")
-    lines += [_both(found), _accuracies(found), _confidence(found, angles)]
+    lines += [*_engines(found, angles), _both(found), _accuracies(found), _confidence(found, angles)]
     return [line for line in lines if line]
+
+
+def _engines(found: Mapping[str, Any], angles: Sequence[int]) -> list[str]:
+    """Both engines, calibrated, against temperature scaling of the same network."""
+    lines, base = [], found.get("temperature scaling")
+    for posterior in ("LA", "MFVI"):
+        told = []
+        for name in (f"{posterior} {STREAMLINED} probit", f"{posterior} {LINEARISED} mean_field"):
+            curve = found.get(f"{name} {CALIBRATED}")
+            if curve is None or base is None:
+                continue
+            gaps = [a - b for a, b in zip(curve["nlpd"], base["nlpd"], strict=True)]
+            told.append(
+                f"{name.split()[1]} {gaps[0]:+.3f} upright, {statistics.fmean(gaps):+.2f} on average over "
+                f"{len(angles)} angles, {min(gaps):+.2f} at best"
+            )
+        if told:
+            lines.append(
+                f"{posterior}, calibrated on upright images, NLPD minus that of temperature scaling: {'; '.join(told)}."
+            )
+    return lines or ["Both engines, calibrated: not run."]
 
 
 def _both(found: Mapping[str, Any]) -> str:
@@ -176,7 +215,8 @@ def _accuracies(found: Mapping[str, Any]) -> str:
 
 def _confidence(found: Mapping[str, Any], angles: Sequence[int]) -> str:
     """Low NLPD far from the data may only be low confidence everywhere: say which curves paid for it upright."""
-    worst = {name: max(found[name]["nlpd"]) for name in found if name.endswith("as it is") or name in _AS_THEY_ARE}
+    plain = (name for name in found if (name.endswith("as it is") and "ours" in name) or name in _AS_THEY_ARE)
+    worst = {name: max(found[name]["nlpd"]) for name in plain}
     parts = [
         f"{name.replace(' probit', '')} {found[name]['nlpd'][0]:.2f} upright, {worst[name]:.2f} at worst"
         for name in worst
@@ -187,6 +227,7 @@ def _confidence(found: Mapping[str, Any], angles: Sequence[int]) -> str:
     )
 
 
+_OURS = ("ours", STREAMLINED, LINEARISED)
 _AS_THEY_ARE = ("LA sampling", "LA GLM probit", "MFVI sampling")
 
 
@@ -199,7 +240,11 @@ def _table(found: Mapping[str, Any], angles: Sequence[int]) -> str:
             paper = published.NLPD.get(PAPER.get(name, name))
             at = angles.index(angle)
             cells.append(html.Cell(f"{curve['nlpd'][at]:.3f}", f"{paper[angle // 10]:.3f}" if paper else ""))
-        lines.append(html.Line([*cells, f"{sum(curve['accuracy']) / len(angles):.3f}"], ours=" ours " in name))
+        lines.append(
+            html.Line(
+                [*cells, f"{sum(curve['accuracy']) / len(angles):.3f}"], ours=any(f" {w} " in name for w in _OURS)
+            )
+        )
     head = ["NLPD at", *(f"{a}°" for a in shown), "mean ACC"]
     return html.table(
         head, lines, "All ways to predict. “As it is”, and sampling and GLM without more: no fitted scale."

@@ -18,7 +18,7 @@ from propagauss.demo.report.files import write
 START, END = "<!-- experiments:start -->", "<!-- experiments:end -->"
 
 
-BEYOND = ("calibration", "uses", "valla")  # not in the paper: they have pages of their own
+BEYOND = ("calibration", "uses", "valla", "selective")  # not in the paper: they have pages of their own
 PAPER = tuple(name for name in NAMES if name not in BEYOND)
 
 

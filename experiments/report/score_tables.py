@@ -9,11 +9,13 @@ import torch
 from tqdm import tqdm
 
 from experiments.methods.classify import Batches, Predictor, bold, score
+from experiments.methods.engines import CALIBRATED, LINEARISED, STREAMLINED
 from experiments.report import html
 
 Scores = Sequence[Mapping[str, Any]]
 Published = Mapping[str, tuple[float, float | None]]  # metric -> value and standard error
 METRICS = {"accuracy": "ACC", "nlpd": "NLPD", "ece": "ECE"}
+ENGINES = (STREAMLINED, LINEARISED)
 HEAD = ["method", "scale", *METRICS.values()]
 
 
@@ -53,6 +55,8 @@ def as_in_the_paper(s: Mapping[str, Any]) -> bool:
 def title(s: Mapping[str, Any]) -> str:
     parts = [s["posterior"], s["method"], s["link"].replace("_", "-")]
     name = " ".join(p for p in parts if p)
+    if s["method"] in ENGINES:
+        return f"{name}, {s['form']}"
     if s["method"] in ("sampling", "GLM") and s["fitted"]:
         return f"{name}, scale fitted"
     return f"{name}, scale 1" if s["method"] == "ours" and not s["fitted"] else name
@@ -65,7 +69,7 @@ def table(scores: Scores, published: Callable[[Mapping[str, Any]], Published], c
         theirs = published(s) if as_in_the_paper(s) else {}
         scale = "" if s["scale"] is None or not s["fitted"] else f"{s['scale']:.2g}"
         cells = [html.Cell(title(s), number=False), html.Cell(scale), *(cell(s, m, theirs) for m in METRICS)]
-        lines.append(html.Line(cells, ours=s["method"] == "ours", start=s["posterior"] != before))
+        lines.append(html.Line(cells, ours=s["method"] in ("ours", *ENGINES), start=s["posterior"] != before))
         before = s["posterior"]
     return html.table(HEAD, lines, caption)
 
@@ -95,6 +99,30 @@ def readings(where: str, scores: Scores, posterior: str, published: Callable[[Ma
     better = sorted((s for s in rest if s["nlpd"] < ours["nlpd"] - 5e-4), key=lambda s: s["nlpd"])
     names = ", ".join(f"{title(s)} {s['nlpd']:.3f}" for s in better[:3])
     return [f"{text}. " + (f"Below ours with a fitted number: {names}." if better else "No fitted method is below it.")]
+
+
+def engines_table(where: str, scores: Scores | None) -> str:
+    """Both engines in all forms, or that they were not run."""
+    if scores is None:
+        return html.paragraph(f"{where}, both engines with and without calibration: not run.")
+    caption = (
+        f"{where}, both engines: streamlined with the probit link, linearised with the mean-field one; calibrated is "
+        "scale and temperature by `calibrate`. The networks are those of the table above."
+    )
+    return table(scores, lambda s: {}, caption)
+
+
+def engines_readings(where: str, scores: Scores | None) -> list[str]:
+    """NLPD of both engines, calibrated, beside that of temperature scaling."""
+    if scores is None:
+        return []
+    lines = []
+    for posterior in dict.fromkeys(s["posterior"] for s in scores if s["method"] in ENGINES):
+        rows = [s for s in scores if s["posterior"] == posterior and s["form"] == CALIBRATED]
+        base = pick(scores, "temperature scaling", "" if posterior == "LA" else posterior)
+        told = ", ".join(f"{s['method']} {s['nlpd']:.3f} (ECE {s['ece']:.3f})" for s in (base, *rows))
+        lines.append(f"{where}, {posterior}, calibrated: NLPD of {told}.")
+    return lines
 
 
 _PAPER = (("sampling", ""), ("GLM", "probit"), ("ours", "probit"))

@@ -77,10 +77,10 @@ class Residual(nn.Module):
         return x + self.second(F.relu(self.first(x)))
 
 
-def network(classes: int, width: int) -> nn.Sequential:
+def network(classes: int, width: int, channels: int = 1) -> nn.Sequential:
     """Two stages of half the size each, a residual block in both, and the average over positions."""
     return nn.Sequential(
-        nn.Conv2d(1, width, 3, stride=2, padding=1),
+        nn.Conv2d(channels, width, 3, stride=2, padding=1),
         nn.ReLU(),
         Residual(width),
         nn.ReLU(),

@@ -15,6 +15,7 @@ from experiments.datasets import available, batches, images, path, svhn
 from experiments.frame.experiment import Context, Experiment, Record, Section, Unit
 from experiments.methods import draws
 from experiments.methods.classify import Batches
+from experiments.methods.engines import CALIBRATED, LINEARISED, STREAMLINED
 from experiments.methods.mlp import factored
 from experiments.mnist.networks import IVON, MAP, Trained, ivon_network, laplace, map_network
 from experiments.published import ood as published
@@ -49,6 +50,7 @@ def units(context: Context) -> list[Unit]:
     found = [
         Unit("fashion_mnist-mnist-LA", common | {"map": MAP}, partial(run_mlp, kind="LA")),
         Unit("fashion_mnist-mnist-MFVI", common | {"ivon": IVON}, partial(run_mlp, kind="MFVI")),
+        Unit("fashion_mnist-mnist-engines", common | {"map": MAP, "ivon": IVON}, run_engines),
     ]
     if not available(context, "images", "cifar10.npz"):
         return found
@@ -68,6 +70,23 @@ def run_mlp(context: Context, kind: str) -> Record:
     inside, outside = network.data.test[0][:count], as_seen(network, images(context, "mnist").test[0][:count])
     rows = methods.measure(found, inside.split(500), outside.split(500))
     return {"network": "mlp", "kind": kind, "inside": len(inside), "outside": len(outside), "rows": rows}
+
+
+def run_engines(context: Context) -> Record:
+    """Both engines on both posteriors, as they are, with fitted scales and calibrated."""
+    network, count = map_network(context, "fashion_mnist"), POINTS[context.mode]
+    posterior, validation = laplace(context, "fashion_mnist", "kronecker"), batches(network.data.validation)
+    inside, outside = network.data.test[0][:count], as_seen(network, images(context, "mnist").test[0][:count])
+    ivon, mean_field = ivon_network(context, "fashion_mnist")
+
+    def scorers() -> Iterator[methods.Scorer]:
+        yield from methods.plain_scorers(network.model, validation)
+        yield from methods.engine_scorers(network.model, posterior, "LA", validation, covariance="full")
+        yield from methods.plain_scorers(ivon.model, validation, "MFVI")
+        yield from methods.engine_scorers(ivon.model, mean_field, "MFVI", validation)
+
+    rows = methods.measure(scorers(), inside.split(500), outside.split(500))
+    return {"network": "mlp engines", "kind": "both", "inside": len(inside), "outside": len(outside), "rows": rows}
 
 
 def as_seen(network: Trained, x: Tensor) -> Tensor:
@@ -149,16 +168,36 @@ def outliers(context: Context, name: str) -> Tensor:
 
 def section(records: dict[str, Record]) -> Section:
     body, lines = "", []
-    mlp = [r for r in records.values() if r["network"] == "mlp"]
+    mlp, engines = ([r for r in records.values() if r["network"] == n] for n in ("mlp", "mlp engines"))
     if mlp:
         rows = [row for r in sorted(mlp, key=lambda r: r["kind"]) for row in r["rows"]]
         body += _part("Fashion-MNIST (inside) against MNIST (outside), MLP", rows, mlp[0])
         lines += [*readings("Fashion-MNIST against MNIST", rows), _kernel(rows, "mlp")]
+    body += engines_part(engines)
+    lines += engines_readings(engines)
     for record in (r for r in records.values() if r["network"] == "vit"):
         where = f"CIFAR-10 against {OUTLIERS[record['kind']]}"
         body += _part(f"{where}, ViT", record["rows"], record)
         lines += [*readings(where, record["rows"]), _separation(where, record["rows"])]
     return Section(body, lines)
+
+
+def engines_part(found: Sequence[Record]) -> str:
+    title = "Both engines: Fashion-MNIST (inside) against MNIST (outside), MLP"
+    return "".join(f"<h3>{title}</h3>{_table(r['rows'], r)}" for r in found) or html.paragraph(f"{title}: not run.")
+
+
+def engines_readings(found: Sequence[Record]) -> list[str]:
+    """What calibration leaves of the ability to tell outliers: by the entropy, and by the mutual information."""
+    lines = []
+    for row in (row for record in found for row in record["rows"] if row["form"] == CALIBRATED):
+        verdicts = [_compared(base, *value) for base, value in row["above"].items()]
+        best, value = max(((s, d["auroc"]) for s, d in row["detection"].items()), key=lambda pair: pair[1])
+        lines.append(
+            f"Fashion-MNIST against MNIST, {row['posterior']} {row['method']}, calibrated (scale {row['scale']:.2g}): "
+            f"AUROC of the entropy {_auroc(row):.3f}, {' and '.join(verdicts)}; best score {SCORES[best]} {value:.3f}."
+        )
+    return lines
 
 
 def _separation(where: str, rows: Sequence[Record]) -> str:
@@ -268,13 +307,16 @@ def _table(rows: Sequence[Record], record: Record) -> str:
         ]
         cells += ["" if d is None else f"{d['auroc']:.3f}" for d in others]
         cells += [f"{row['entropy'][k]:.2f}" for k in ("inside", "outside")]
-        lines.append(html.Line(cells, ours=row["method"] == "ours", start=row["method"] in ("MAP", "mean weights")))
+        lines.append(html.Line(cells, ours=row["method"] in _OURS, start=row["method"] in ("MAP", "mean weights")))
     caption = (
         f"{record['inside']:,} inside, {record['outside']:,} outside. AUROC, AUPR and FPR95 (share of inside flagged "
         "when 95% of outside are) by the entropy; the three columns after them are the AUROC by other scores; last, "
         "mean entropies. The paper shows densities only. Scales are fitted on validation images of the inside set."
     )
     return html.table(head, lines, caption)
+
+
+_OURS = ("ours", STREAMLINED, LINEARISED)
 
 
 def _title(row: Record) -> str:

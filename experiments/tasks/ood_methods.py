@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from experiments.methods import engines
 from experiments.methods.classify import (
     LINKS,
     SCALE_DRAWS,
@@ -80,6 +81,14 @@ def gaussian_scorers(
     predictors = gaussian(net, method, name, validation, links, form, (True,))
     predictors += gaussian(net, method, name, validation, as_it_is, form, (False,))
     return [Scorer(p.label, _from_classifier(_classifier(net, p.label))) for p in predictors]
+
+
+def engine_scorers(
+    model: nn.Module, posterior: Posterior, name: str, validation: Batches, **options: Any
+) -> Iterator[Scorer]:
+    """Both engines, in all forms of `engines`; `options` are those of `streamline`."""
+    for found in engines.classifiers(model, posterior, name, validation, **options):
+        yield from (Scorer(label, _from_classifier(classifier)) for label, classifier in found)
 
 
 def _named(label: Label, mean_of: str) -> Label:

@@ -209,7 +209,7 @@ def _published(task: str, s: Mapping[str, Any]) -> score_tables.Published:
 
 
 def section(records: dict[str, Record]) -> Section:
-    body, lines = [html.paragraph(_NOTE), _prompts()], []
+    body, lines = [html.paragraph(_NOTE), html.paragraph(_ENGINES), _prompts()], []
     for record in sorted(records.values(), key=lambda r: (list(BACKBONES).index(r["backbone"]), r["task"])):
         backbone, task = BACKBONES[record["backbone"]], record["task"]
         where, counts, theirs = f"{backbone.title}, {TASKS[task]}", record["counts"], partial(_published, task)
@@ -292,6 +292,10 @@ def _within(records: dict[str, Record]) -> list[str]:
     ]
 
 
+_ENGINES = (
+    "GLM has the covariance that `pg.linearise` computes, here by the Jacobian: linearised networks take prompts of "
+    "one length only. Scale and temperature together, by `calibrate`: not run."
+)
 _NOTE = (
     "SmolLM2-135M and MiniLM, with their real weights (SmolLM2's from 4 bits), stand in for the paper's GPT-2, which "
     "runs as well if it is in the Hugging Face cache. Logits come from the last token (MiniLM: mean over tokens); "

@@ -14,6 +14,7 @@ from experiments.datasets import DataMissing, available, batches
 from experiments.frame.experiment import Context, Experiment, Record, Section, Unit
 from experiments.methods import draws
 from experiments.methods.classify import Batches, Predictor, Remembered, glm, ours, plain
+from experiments.methods.engines import both
 from experiments.published import vit as published
 from experiments.report import html, score_tables
 from experiments.transformers.vit_networks import (
@@ -36,6 +37,7 @@ TITLES = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
 WORDS = {"attention": "attention of the last two blocks", "mlp": "MLPs of the last two blocks", "head": "last layer"}
 FULL = {"samples": 50, "fit_samples": 10, "fit_points": 300}  # draws, and those for the scale of sampling
 QUICK = {"samples": 5, "fit_samples": 2, "fit_points": 30}
+ENGINES = "-engines"
 Fitted = Mapping[Kind, tuple[nn.Module, Posterior]]
 
 
@@ -49,6 +51,8 @@ def units(context: Context) -> list[Unit]:
             how = {kind: tuning(context, kind) for kind in _kinds(part)}
             config = settings(context) | {"tuning": how} | drawn(context)
             found.append(Unit(f"{name}-{part}", config, partial(_run, name=name, part=part)))
+            config = settings(context) | {"tuning": how}
+            found.append(Unit(f"{name}-{part}{ENGINES}", config, partial(_run_engines, name=name, part=part)))
     return found
 
 
@@ -65,6 +69,18 @@ def _run(context: Context, name: str, part: Part) -> Record:
         "counts": {"validation": len(sequences.validation[1]), "test": len(sequences.test[1])},
         "scores": evaluate(fitted, validation, test, drawn(context), context.seed),
     }
+
+
+def _run_engines(context: Context, name: str, part: Part) -> Record:
+    """Both engines with and without calibration."""
+    sequences = tokens(context, name)
+    validation, test = batches(sequences.validation, 250), batches(sequences.test, 250)
+    found: list[Predictor] = []
+    for kind in _kinds(part):
+        model, posterior = tuned(context, name, part, kind)
+        found += [_at_mean(p) if kind == "MFVI" else p for p in plain(model, validation)]
+        found += [p for group in both(model, posterior, kind, validation) for p in group]
+    return {"data": name, "part": part, "engines": score_tables.score_all(found, test)}
 
 
 def evaluate(
@@ -139,6 +155,8 @@ def _published(record: Record, s: Mapping[str, Any]) -> score_tables.Published:
 
 def section(records: dict[str, Record]) -> Section:
     body, lines = [html.paragraph(_NOTE)], []
+    exact = {key.removesuffix(ENGINES): r["engines"] for key, r in records.items() if key.endswith(ENGINES)}
+    records = {key: r for key, r in records.items() if not key.endswith(ENGINES)}
     for record in sorted(records.values(), key=lambda r: (list(TITLES).index(r["data"]), list(PARTS).index(r["part"]))):
         where = f"{TITLES[record['data']]}, {WORDS[record['part']]}"
         theirs = partial(_published, record)
@@ -150,6 +168,9 @@ def section(records: dict[str, Record]) -> Section:
         if record["data"] == "cifar10":
             caption += f" Grey: ViT-base, {label}."
         body.append(f"<h3>{where}</h3>" + score_tables.table(record["scores"], theirs, caption))
+        more = exact.get(f"{record['data']}-{record['part']}")
+        body.append(score_tables.engines_table(where, more))
+        lines += score_tables.engines_readings(where, more)
         for kind in _kinds(record["part"]):
             lines += score_tables.readings(where, record["scores"], kind, theirs)
     return Section("".join(body), [*lines, *_parts_reading(records)])

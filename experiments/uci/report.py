@@ -34,6 +34,7 @@ def section(records: Mapping[str, Record]) -> Section:
         + _paper_table(sets, "rmse", published.RMSE)
         + "<h3>NLPD of all methods</h3>"
         + _all_methods(sets)
+        + html.paragraph("GLM is what `pg.linearise` computes. Scale and noise together, by `calibrate`: not run.")
         + "<h3>Sizes, and what was fitted</h3>"
         + _behind(sets)
     )

@@ -142,14 +142,19 @@ def test_length_of_training(context: Context):
 
 def test_mnist_unit(context: Context):
     pytest.importorskip("ivon")
-    (unit,) = mnist.units(context)
+    unit, engines = mnist.units(context)
     record = json.loads(json.dumps(unit.run(context), allow_nan=False))
+    both = json.loads(json.dumps(engines.run(context), allow_nan=False))
+    assert both["rows"][0]["nlpd"] == record["rows"][0]["nlpd"]  # the same network
     keys = {row["key"] for row in record["rows"]}
     assert len(keys) == len(record["rows"]) and set(mnist.ROWS) <= keys
     assert all(0 <= row["accuracy"] <= 1 and row["ece_floor"] >= 0 for row in record["rows"])
     assert {r["posterior"] for r in record["rows"] if r["best_nlpd"]} & {"MFVI"}
     section = mnist.section({"mnist": record})
     assert "0.063" in section.body and "LA on MNIST" in section.readings[0]
+    assert "both engines over three seeds: not run" in section.body
+    section = mnist.section({"mnist": record, engines.key: both})
+    assert "linearised minus streamlined" in section.readings[0] and "not run" not in section.body
     assert section.headline.count("\n") == 1 + len(mnist_readings._HEADLINE)
 
 

@@ -155,8 +155,9 @@ def test_augmentation_shifts_and_mirrors() -> None:
 def test_vit_experiment(context: Context) -> None:
     pytest.importorskip("ivon")
     units = vit.EXPERIMENT.units(context)
-    assert [u.key for u in units] == ["cifar10-attention", "cifar10-mlp", "cifar10-head"]
-    records = {u.key: u.run(context) for u in units if u.key != "cifar10-mlp"}
+    keys = [f"cifar10-{part}{ending}" for part in ("attention", "mlp", "head") for ending in ("", "-engines")]
+    assert [u.key for u in units] == keys
+    records = {u.key: u.run(context) for u in units if "mlp" not in u.key and u.key != "cifar10-attention-engines"}
     names = {s["name"] for s in records["cifar10-attention"]["scores"]}
     assert {
         "MAP",
@@ -167,7 +168,9 @@ def test_vit_experiment(context: Context) -> None:
         "MFVI sampling",
     } <= names
     found = vit.EXPERIMENT.section(json.loads(json.dumps(records, allow_nan=False)))
-    assert "0.087 ± 0.005" in found.body and len(found.readings) == 3
+    assert "0.087 ± 0.005" in found.body and len(found.readings) == 4
+    assert "last layer, both engines: streamlined" in found.body
+    assert "attention of the last two blocks, both engines with and without calibration: not run" in found.body
     _, images = vit.trained(context, "cifar10")  # from the cache now
     tokens = vit_networks.tokens(context, "cifar10")
     x = images.test[0]

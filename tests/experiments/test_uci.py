@@ -250,8 +250,8 @@ def test_summary_of_stored_folds(data, tmp_path, tiny):
 def test_mc_samples_runs_and_reports(data, tmp_path, tiny):
     pytest.importorskip("ivon")
     context = Context("quick", data=data, cache=tmp_path / "cache")
-    assert [u.key for u in mc_samples.units(context)] == ["uci-servo"]
-    assert run(mc_samples.EXPERIMENT, context, tmp_path) == 1
+    assert [u.key for u in mc_samples.units(context)] == ["uci-servo", "linearised-uci-servo"]
+    assert run(mc_samples.EXPERIMENT, context, tmp_path) == 2
     found = section("mc-samples", tmp_path, "quick")
     assert found is not None and "data:image/svg+xml" in found.body
     assert len(found.readings) == 2

@@ -3,6 +3,7 @@
 PYTHONPATH=tests python -m fidelity                              # print
 PYTHONPATH=tests python -m fidelity --write docs/fidelity.md     # into the page
 PYTHONPATH=tests python -m fidelity --again                      # forget the records
+PYTHONPATH=tests python -m fidelity --figure docs/images/fidelity.svg     # only the figure, some of the cases
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from fidelity import figure
 from fidelity.cases import LAPLACE, OWN_SCALE, Case
 from fidelity.measure import SAMPLES, measure
 
@@ -36,9 +38,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", type=Path, help="a page that holds the marks of the tables")
     parser.add_argument("--again", action="store_true", help="measure everything, whatever has a record")
+    parser.add_argument("--figure", type=Path, help="draw standard deviations of each input, and nothing else")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if args.figure is not None:
+        args.figure.write_text(figure.draw(figure.points()) + "\n", encoding="utf-8")
+        return
     if args.again:
         RECORDS.unlink(missing_ok=True)
     records = measured()

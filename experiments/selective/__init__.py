@@ -1,0 +1,1 @@
+"""Selective prediction: which predictions to leave to somebody else."""
