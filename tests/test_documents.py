@@ -26,16 +26,14 @@ def test_a_page_runs_and_prints_what_it_shows(page):
         check(page)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_first_example_does_not_depend_on_its_seed(seed, capsys):
-    """Near the data unsure by about the noise, far away by much more, and intervals that hold what they say."""
+def test_the_first_example_does_not_depend_on_its_seed(capsys):
+    """A tuned model is less often sure of digits that it has never seen, and almost as often of the others."""
     first = next(b.text for b in blocks((ROOT / "README.md").read_text()) if b.language == "python")
     assert "manual_seed(0)" in first
-    exec(first.replace("manual_seed(0)", f"manual_seed({seed})"), {"__name__": "__main__"})
-    *rows, last = capsys.readouterr().out.strip().splitlines()
-    deviations = [float(row.split()[-1]) for row in rows]
-    assert max(deviations[:3]) < 0.3 and deviations[-1] > 1.5
-    assert 92 <= float(re.findall(r"[\d.]+(?=%)", last)[-1]) <= 98
+    exec(first.replace("manual_seed(0)", "manual_seed(1)"), {"__name__": "__main__"})
+    *_, seen, unseen = capsys.readouterr().out.strip().splitlines()
+    (plain, tuned), (sure, less) = ([int(n) for n in re.findall(r"(\d+)%(?! sure)", row)] for row in (seen, unseen))
+    assert plain > 85 and tuned > plain - 10 and less < sure - 5
 
 
 def test_the_pages_that_newcomers_read_are_among_those_that_run():
