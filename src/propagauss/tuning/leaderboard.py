@@ -12,7 +12,7 @@ from propagauss.checks import new_file
 from propagauss.predictive.calibrate import paired
 from propagauss.tuning.rows import HEAD, Entry, Row, cells_of
 
-AS_GOOD = 0.5  # standard errors that a posterior may be above the plain model
+AS_GOOD = 0.5  # standard errors that a posterior, or a model as it is, may be above the best plain model
 NOTHING = 1e-6  # a difference in NLPD that nobody will notice
 AS_CHEAP = 1.2  # costs within this factor count as equal
 
@@ -82,8 +82,8 @@ def choose(entries: Sequence[Entry], points: int) -> tuple[Entry, str]:
 
     Of all that is within one standard error of the least NLPD, paired over the points, what has no epistemic variance
     (or lost it in calibration), or is more than half a standard error above the best plain model, is left out unless
-    nothing else remains; of the rest the cheapest is taken, and of equally cheap ones the best. A plain model that is
-    as good as its temperature is taken as it is.
+    nothing else remains; of the rest the cheapest is taken, and of equally cheap ones the best. If these are plain
+    models, the one without a temperature is taken if it is within half a standard error of the other.
     """
     judged = [e for e in entries if e.verdict is not None]
     best = min(judged, key=lambda e: e.judged.nlpd)
@@ -91,7 +91,8 @@ def choose(entries: Sequence[Entry], points: int) -> tuple[Entry, str]:
     base = min((e for e in judged if e.candidate.engine == "plain"), key=lambda e: e.judged.nlpd, default=best)
     uncertain = [e for e in tied if e.candidate.engine != "plain" and e.judged.kept and _is_within(AS_GOOD, e, base)]
     plain = [e for e in tied if e.candidate.engine == "plain"]
-    pool = uncertain or [e for e in plain if not e.candidate.calibrated] or plain or tied
+    as_it_is = [e for e in plain if not e.candidate.calibrated and _is_within(AS_GOOD, e, base)]
+    pool = uncertain or as_it_is or plain or tied
     least = min(e.row.cost or 1.0 for e in pool)
     winner = min((e for e in pool if (e.row.cost or 1.0) <= AS_CHEAP * least), key=lambda e: e.judged.nlpd)
     return winner, _why(winner, best, judged, points)

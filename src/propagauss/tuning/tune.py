@@ -32,7 +32,7 @@ from propagauss.tuning.predictors import predictor, with_class_dim
 from propagauss.tuning.rows import Entry, Row
 
 TIMED = 64  # inputs with which costs are measured
-LARGE = 256  # outputs of a sample; of more, variances are kept and no covariances
+LARGE, DENSE = 256, 64  # outputs of a sample, and of one with many positions: of more, variances alone are kept
 
 
 def tune(
@@ -96,7 +96,7 @@ class _Trial:
             output = as_tensor(likelihood.joined(given))
         self.heads = 1 if isinstance(given, Tensor) or likelihood.joined(given) is given else 2
         self.likelihood = with_class_dim(likelihood, output, y)
-        self.is_large = output.numel() > LARGE * len(y)
+        self.is_large = output.numel() > (LARGE if output.dim() < 3 else DENSE) * len(y)
         self.found: list[Entry] = []
         self._posteriors: dict[tuple[str, str], Posterior] = {}
 
