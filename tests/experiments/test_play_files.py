@@ -2,7 +2,7 @@
 
 import torch
 
-from experiments.play.__main__ import facts
+from experiments.play.__main__ import elsewhere, facts, grey
 from experiments.play.network import moved, network
 from experiments.play.predictor import histogram, relative
 
@@ -32,3 +32,10 @@ def test_facts_say_where_images_lie():
     assert found["told"]["accuracy"] == "100.0%" and found["told"]["above"] == "80.0%"
     assert found["quantiles"][0] == 0.1 and found["quantiles"][-1] == 1
     assert abs(sum(histogram(known, 0.1, 1.0)) - 1) < 1e-4
+    assert elsewhere({"one": known, "two": unknown}, found["usual"]) == "one 10.0%, two 80.0%"
+
+
+def test_other_images_are_made_grey_and_small():
+    assert grey(torch.rand(2, 3, 64, 64)).shape == (2, 1, 28, 28)
+    x = torch.rand(2, 1, 28, 28)
+    torch.testing.assert_close(grey(x), x)
