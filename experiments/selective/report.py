@@ -16,6 +16,7 @@ from experiments.selective.methods import (
     FITTED,
     JOINT,
     LINEARISED,
+    MEAN,
     MOMENTS,
     PLAIN,
     SAMPLES,
@@ -173,7 +174,16 @@ def readings(where: str, rows: Rows) -> list[str]:
         names = [n for n in rows.names if rows.first(n)["posterior"] == kind]
         told = [f"{_short(n)} {_percent(rows, n)} ({_verdict(*rows.gap(n, PLAIN))})" for n in names if _told(rows, n)]
         lines.append(f"{where}, {kind}, 100 AURC and whether it is told from the plain model: {', '.join(told)}.")
+    own = f"IVON, {MEAN}"
+    told = [f"{_short(n)} {_change(rows.aurc(n)[0], rows.aurc(own)[0]):+.1%}" for n in rows.names if _of_ivon(rows, n)]
+    lines.append(
+        f"{where}, IVON, AURC against that of its own mean weights ({_percent(rows, own)}): {', '.join(told)}."
+    )
     return lines
+
+
+def _of_ivon(rows: Rows, name: str) -> bool:
+    return rows.first(name)["posterior"] == "IVON" and _told(rows, name)
 
 
 def _told(rows: Rows, name: str) -> bool:

@@ -15,17 +15,16 @@ from propagauss.demo.report import plots
 
 POINTS = Path(__file__).parents[2] / "results" / "fidelity" / "points.json"
 SAMPLES = 2000  # a standard deviation is then off by 1.6%, less than a mark is wide
-COLUMNS = 4
+COLUMNS = 3
 LOOKS = {"diagonal": ("streamlined", plots.COLOURS[plots.OURS], "o"), "linearised": ("linearised", "#e08e0b", "x")}
 Points = dict[str, dict[str, list[float]]]  # case -> "sampled" or an engine -> mean over outputs of each input
 
 
 def shown() -> list[Case]:
-    """Narrow Laplace posteriors above, posteriors at their own scale below: IVON's middle one, and a wide one."""
+    """Four networks with narrow Laplace posteriors; then the MLP with IVON's middle posterior, and with a wide one."""
     narrow = [c for c in LAPLACE if c.posterior == "diagonal" and not c.network.startswith("MiniLM")]
-    middle = [c for c in OWN_SCALE if c.posterior == "IVON, temperature 1, first Hessian 0.5"]
-    wide = [c for c in OWN_SCALE if (c.network, c.posterior) == ("MLP", "Laplace as fitted")]
-    return [*narrow, *middle, *wide]
+    own = ("IVON, temperature 1, first Hessian 0.5", "Laplace as fitted")
+    return narrow + [c for c in OWN_SCALE if c.network == "MLP" and c.posterior in own]
 
 
 def points() -> Points:
@@ -55,7 +54,7 @@ def draw(found: Points) -> str:
     """SVG: a panel for each case; on the diagonal line predictions are right."""
     cases = shown()
     rows = -(-len(cases) // COLUMNS)
-    with plots.drawing(2.4 * COLUMNS, 2.45 * rows) as (figure, svg):
+    with plots.drawing(2.7 * COLUMNS, 2.6 * rows) as (figure, svg):
         axes = figure.subplots(rows, COLUMNS, squeeze=False)
         for axis, case in zip(axes.flat, cases, strict=True):
             _panel(axis, case, found[case.key])
