@@ -16,29 +16,74 @@ by their standard deviation, which a temperature undoes, so that data may leave 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from propagauss.likelihoods.base import Free, Likelihood
-from propagauss.predictive.calibration import HeldOut, cache
-from propagauss.predictive.calibration_report import HIGHEST, LOWEST, TOLERANCE, Calibration, warn_of
+from propagauss.predictive.calibration import FitReport, HeldOut, cache, highest_scale, minimise_together
 
-__all__ = ["HIGHEST", "LOWEST", "TOLERANCE", "Calibration", "Trials", "calibrate", "calibrated", "paired"]
-
+TOLERANCE = 1.0
+LOWEST, HIGHEST = 1e-30, 1e30
 NOTHING = 1e-6  # a difference in NLPD that nobody will notice
 STEADY = 1e-7  # if no loss changes by more than this over a factor of ten, the limit is reached
 HOPELESS = 10.0  # nats above the best; larger scales are no better
 ALIKE = 1e-3  # losses that differ by less are those of the same predictions
 CLOSE = 1.05  # two scales that are told apart no further
 COARSE = 2.0  # the same, to compare many predictors
+_NARROW = "the posterior is so narrow that predictions are those of the plain model"
 
 T = TypeVar("T", bound=Likelihood)
+
+
+@dataclass(frozen=True)
+class Calibration(FitReport):
+    """What `calibrate` did, and why: `after` is the largest scale that the data allow."""
+
+    tolerance: float = TOLERANCE
+    best: float = 1.0  # the scale of least NLPD
+    nlpd_best: float = math.nan
+    nlpd_plain: float = math.nan  # with the latent variance scaled away
+    error: float = 0.0  # standard error of the difference in NLPD between `after` and `best`, paired over points
+    bounds: tuple[float, float] = (LOWEST, HIGHEST)
+    undetermined: bool = False  # whether one of the likelihood's own numbers is at the end of its range
+    is_plain: bool = False  # whether predictions are those without any latent variance
+    lacking: str = ""  # what the data lack, so that nothing was fitted
+
+    @property
+    def at_bound(self) -> bool:
+        return any(abs(math.log(self.after / bound)) < 1e-3 for bound in self.bounds)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the latent variance does not matter even if it is not made smaller."""
+        return self.is_plain and self.after >= 1
+
+    def __str__(self) -> str:
+        return f"{super().__str__().removesuffix(' (at the end of the range)')}; {self.why}"
+
+    @property
+    def why(self) -> str:
+        """Why this scale, in one sentence."""
+        within = f"within {self.tolerance:g} standard error{'' if self.tolerance == 1 else 's'} of"
+        plain = f"without latent variance {self.nlpd_plain:.4f}"
+        if self.lacking:
+            return f"nothing was fitted: {self.lacking}"
+        if self.is_narrow:
+            return f"{_NARROW}, at any scale up to {self.after:.3g}"
+        if self.is_plain:
+            return f"the data prefer the plain model: no scale that matters is {within} its NLPD"
+        if self.at_bound:
+            return f"the end of its range decided, not the data ({plain})"
+        if self.after == self.best:
+            return f"this scale has the least NLPD ({plain})"
+        limit = " up to the posterior's own" if self.after == 1 else ""
+        return f"the largest scale{limit} {within} the least NLPD, {self.nlpd_best:.4f} at {self.best:.3g} ({plain})"
 
 
 def calibrate(
@@ -47,7 +92,7 @@ def calibrate(
     """What was done, and the likelihood with the numbers that were found; the latents are computed once."""
     held = cache(net, loader, likelihood, progress)
     report, fitted = calibrated(held, likelihood, start, tolerance)
-    warn_of(report)
+    _warn(report)
     return report, fitted
 
 
@@ -61,7 +106,7 @@ def calibrated(
         return Calibration("scale", start, start, nlpd, nlpd, held.points, best=start, lacking=lacking), likelihood
     trials = Trials(held, likelihood)
     plain = trials.plain
-    highest = _highest(held)
+    highest = highest_scale(held, HIGHEST)
     if highest is None:  # there is no variance that could be scaled
         best = chosen = replace(plain, scale=start)
     else:
@@ -154,7 +199,7 @@ class Trials:
         if self._known:
             near = min(self._known, key=lambda s: abs(math.log(s / scale)))
             starts += [n for n in (self._known[near].numbers,) if n is not None]
-        numbers = _minimise(lambda values: self._nlpd(densities(values)), starts, self._bounds)
+        numbers = minimise_together(lambda values: self._nlpd(densities(values)), starts, self._bounds)
         return Trial(scale, numbers, self._losses(densities(numbers)))
 
     def _densities_at(self, scale: float, free: Free) -> Callable[[Tensor], list[Tensor]]:
@@ -172,27 +217,6 @@ class Trials:
 
 def _densities(held: HeldOut, likelihood: Likelihood, scale: float) -> list[Tensor]:
     return [likelihood.log_predictive(moments.scaled(scale), y) for moments, y in held.batches]
-
-
-def _minimise(nlpd: Callable[[Tensor], Tensor], starts: list[Tensor], bounds: list[tuple[float, float]]) -> Tensor:
-    """By L-BFGS over logarithms, from the better of the starts."""
-    form = starts[0].shape
-
-    def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        leaf = torch.tensor(theta, requires_grad=True)
-        with torch.enable_grad():
-            value = nlpd(leaf.exp().reshape(form))
-        (gradient,) = torch.autograd.grad(value, leaf)
-        return value.item(), gradient.numpy()
-
-    logs = [np.clip(start.log().reshape(-1).numpy(), *np.transpose(bounds)) for start in starts]
-    values = [np.nan_to_num(objective(theta)[0], nan=math.inf) for theta in logs]
-    first = logs[int(np.argmin(values))]
-    if not math.isfinite(min(values)):  # there is nothing to follow
-        return torch.from_numpy(first).exp().reshape(form)
-    settings: Any = {"jac": True, "bounds": bounds, "method": "L-BFGS-B", "options": {"ftol": 1e-13, "gtol": 1e-8}}
-    found: Any = minimize(objective, first, **settings)
-    return torch.from_numpy(found.x).exp().reshape(form)
 
 
 # -- which scale
@@ -245,7 +269,31 @@ def _largest(trials: Trials, best: Trial, most: float, tolerance: float, close: 
     return good
 
 
-def _highest(held: HeldOut) -> float | None:
-    """The largest scale at which variances are finite in the type of the latents; None if there are no variances."""
-    largest = max(moments.covariance.abs().max().item() for moments, _ in held.batches)
-    return min(HIGHEST, 1e-9 * torch.finfo(held.dtype).max / largest) if largest > 0 else None
+# -- words
+
+
+def _warn(report: Calibration) -> None:
+    """Say so if the end of a range decided rather than the data."""
+    trouble = []
+    if report.lacking:
+        trouble.append(f"nothing was calibrated: {report.lacking}")
+    elif report.is_narrow:
+        trouble.append(f"{_NARROW}: fit it again with a smaller prior precision, or with more random parameters")
+    elif report.is_plain:
+        trouble.append(
+            "the validation data prefer the plain model, so the latent variance was scaled away: try a larger prior "
+            "precision, fewer random parameters or pg.linearise, or raise tolerance="
+        )
+    elif report.at_bound:
+        trouble.append(
+            f"the scale is at the end of its range, {report.after:.3g}: the posterior is far too narrow for these "
+            "data; fit it again with a smaller prior precision"
+        )
+    if report.undetermined:
+        (name, values), *_ = report.own.items()
+        trouble.append(
+            f"the {name} is at the end of its range ({values.flatten().tolist()}): {report.points} validation points "
+            "do not determine it; give more of them"
+        )
+    for each in trouble:
+        warnings.warn(each, stacklevel=4)

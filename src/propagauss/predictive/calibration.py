@@ -204,6 +204,35 @@ def minimise(objective: Callable[[float], float], start: float, bounds: tuple[fl
     return math.exp(best) if value < objective(start) - 1e-10 else start
 
 
+def minimise_together(
+    nlpd: Callable[[Tensor], Tensor], starts: list[Tensor], bounds: list[tuple[float, float]]
+) -> Tensor:
+    """The positive numbers that minimise `nlpd`, by L-BFGS over their logarithms, from the better of the starts."""
+    form = starts[0].shape
+
+    def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        leaf = torch.tensor(theta, requires_grad=True)
+        with torch.enable_grad():
+            value = nlpd(leaf.exp().reshape(form))
+        (gradient,) = torch.autograd.grad(value, leaf)
+        return value.item(), gradient.numpy()
+
+    logs = [np.clip(start.log().reshape(-1).numpy(), *np.transpose(bounds)) for start in starts]
+    values = [np.nan_to_num(objective(theta)[0], nan=math.inf) for theta in logs]
+    first = logs[int(np.argmin(values))]
+    if not math.isfinite(min(values)):  # there is nothing to follow
+        return torch.from_numpy(first).exp().reshape(form)
+    settings: Any = {"jac": True, "bounds": bounds, "method": "L-BFGS-B", "options": {"ftol": 1e-13, "gtol": 1e-8}}
+    found: Any = minimize(objective, first, **settings)
+    return torch.from_numpy(found.x).exp().reshape(form)
+
+
+def highest_scale(held: HeldOut, most: float) -> float | None:
+    """The largest scale at which variances are finite in the type of the latents; None if there are no variances."""
+    largest = max(moments.covariance.abs().max().item() for moments, _ in held.batches)
+    return min(most, 1e-9 * torch.finfo(held.dtype).max / largest) if largest > 0 else None
+
+
 def _report(name: str, nlpd: Callable[[float], float], start: float, points: int) -> FitReport:
     best = minimise(nlpd, start)
     return FitReport(name, start, best, nlpd(start), nlpd(best), points)
