@@ -10,6 +10,7 @@ from torch import Tensor
 
 from experiments.datasets import batches
 from experiments.frame.experiment import Context, Record
+from experiments.methods.classify import Link
 from experiments.valla.methods import network
 from experiments.valla.networks import POSTERIORS, laplace, trained
 from propagauss.demo.timing import relative_times
@@ -26,6 +27,11 @@ LAPLACE: dict[str, dict[str, Any]] = {  # training images, test images, and how 
     "full": {"train": 5000, "points": 200, "batch": 10},
     "quick": {"train": 500, "points": 10, "batch": 10},
 }
+PAIRS: tuple[tuple[str, Link], ...] = (
+    ("streamlined", "probit"),
+    ("linearised", "probit"),
+    ("linearised", "mean_field"),
+)
 NAME = "mnist"  # the first network of this set
 
 
@@ -36,7 +42,7 @@ def cost(context: Context) -> Record:
     predictors = {}
     for kind in POSTERIORS:
         posterior = laplace(context, NAME, context.seed, kind, given)
-        for engine, link in (("streamlined", "probit"), ("linearised", "probit"), ("linearised", "mean_field")):
+        for engine, link in PAIRS:
             predictors[f"{kind}, {engine}, {link}"] = Classifier(network(engine, given, posterior), link)
     threads = torch.get_num_threads()
     for size in how["batches"]:
