@@ -16,7 +16,7 @@ from propagauss.predictive.calibrate import TOLERANCE
 WIDTH, HEIGHT, MOST = 4.4, 3.0, 3
 Records = Mapping[str, Record]
 Picture = tuple[str, str]  # SVG, sentence
-GREY, ORANGE, GREEN, BLUE = (plots.COLOURS[m] for m in ("MAP", "sampling", "GLM", plots.OURS))
+GREY, ORANGE, GREEN, BLUE, PINK = "#8a8f98", "#e08e0b", "#1fa87f", "#2f7fd1", "#c86da2"  # those of the other figures
 
 
 def opening(results: Path, mode: Mode) -> str:
@@ -100,7 +100,7 @@ def _draws(records: Records) -> str:
 
 # -- whether outliers are found
 
-SCORES = {"plain model": GREY, "temperature scaling": plots.COLOURS["temperature scaling"]}
+SCORES = {"plain model": GREY, "temperature scaling": PINK}
 SCORES |= {"streamlined": BLUE, "linearised": GREEN}
 ENGINES = ("streamlined", "linearised")
 SETS = {"mlp": "MLP", "cnn": "CNN", "vit": "ViT", "mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
