@@ -1,10 +1,13 @@
-"""What `linearise` gives for the networks and test points of `mc-samples`: no draws, so these units are quick."""
+"""What `linearise` gives for the networks and test points of `mc-samples`: no draws, so these units are quick.
+
+The NLPD of the streamlined network is kept as well: it tells whether the network is the one of the curves.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,6 +18,7 @@ from experiments.frame.experiment import Context, Unit
 from experiments.methods.classify import Label, score
 from propagauss import metrics
 from propagauss.engines.linearise import linearise
+from propagauss.engines.streamline import streamline
 from propagauss.posteriors import Posterior
 from propagauss.predictive.classifier import Classifier
 from propagauss.predictive.regressor import Regressor
@@ -46,7 +50,10 @@ def _uci(name: str, context: Context) -> dict[str, Any]:
         net = linearise(fitted.model, fitted.posterior, x[:2])
         predict = Regressor(net, fitted.noise).fit_scale(parts.validation_loader, progress=False)
         found = predict(x)
-        return {"nlpd": metrics.nlpd(found, y), "second": metrics.rmse(found, y), "scale": predict.scale}
+        ours = streamline(fitted.model, fitted.posterior, x[:2], covariance="full")
+        beside = Regressor(ours, fitted.noise).fit_scale(parts.validation_loader, progress=False)
+        numbers = {"nlpd": metrics.nlpd(found, y), "second": metrics.rmse(found, y), "scale": predict.scale}
+        return numbers | {"ours": metrics.nlpd(beside(x), y)}
 
     with torch.enable_grad():
         fits = {
@@ -64,7 +71,8 @@ def _images(name: str, kind: str, context: Context) -> dict[str, Any]:
     else:
         trained, posterior = networks.ivon_network(context, name)
     held, test = some(trained.data.validation, 5000), some(trained.data.test, TEST["images"])
-    found = _classes(trained.model, posterior, batches(held), test)
+    structure = "full" if kind == "LA" else "diagonal"
+    found = _classes(trained.model, posterior, batches(held), test, structure)
     return {"family": "images", "name": name, "linearised": {kind: found}}
 
 
@@ -78,8 +86,16 @@ def _vit(kind: str, context: Context) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _classes(model: nn.Module, posterior: Posterior, held: list[Pair], test: Pair) -> dict[str, float]:
-    predict = Classifier(linearise(model, posterior, test[0][:2])).fit_scale(held, progress=False)
-    log_probs = torch.cat([predict.log_probs(x) for x, _ in batches(test, 250)])
-    found = score(Label("linearised"), log_probs, test[1])
-    return {"nlpd": found.nlpd, "second": found.accuracy, "scale": predict.scale}
+def _classes(
+    model: nn.Module,
+    posterior: Posterior,
+    held: list[Pair],
+    test: Pair,
+    structure: Literal["diagonal", "full"] = "diagonal",
+) -> dict[str, float]:
+    nets = linearise(model, posterior, test[0][:2]), streamline(model, posterior, test[0][:2], covariance=structure)
+    predictors = [Classifier(net).fit_scale(held, progress=False) for net in nets]
+    found, ours = (
+        score(Label(""), torch.cat([p.log_probs(x) for x, _ in batches(test, 250)]), test[1]) for p in predictors
+    )
+    return {"nlpd": found.nlpd, "second": found.accuracy, "scale": predictors[0].scale, "ours": ours.nlpd}

@@ -229,7 +229,8 @@ CAPTION = (
 def section(records: dict[str, Record]) -> Section:
     known = {name: Rows(records[name]) for name in TITLES if name in records}
     body = "".join(
-        _tables(name, rows) + engines.table(TITLES[name], engines.of_set(records, name)) for name, rows in known.items()
+        _tables(name, rows) + engines.table(TITLES[name], engines.of_set(records, name), rows["MAP"]["nlpd"])
+        for name, rows in known.items()
     )
     caption = (
         "NLPD on 2,000 test images for Kronecker posteriors with the same curvature and other prior precisions (100 "

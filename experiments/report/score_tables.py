@@ -107,7 +107,8 @@ def engines_table(where: str, scores: Scores | None) -> str:
         return html.paragraph(f"{where}, both engines with and without calibration: not run.")
     caption = (
         f"{where}, both engines: streamlined with the probit link, linearised with the mean-field one; calibrated is "
-        "scale and temperature by `calibrate`. The networks are those of the table above."
+        "scale and temperature by `calibrate`. The networks have the settings of those above; if they were trained "
+        "again they may differ a little: compare rows within a table."
     )
     return table(scores, lambda s: {}, caption)
 

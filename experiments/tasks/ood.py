@@ -184,7 +184,10 @@ def section(records: dict[str, Record]) -> Section:
 
 def engines_part(found: Sequence[Record]) -> str:
     title = "Both engines: Fashion-MNIST (inside) against MNIST (outside), MLP"
-    return "".join(f"<h3>{title}</h3>{_table(r['rows'], r)}" for r in found) or html.paragraph(f"{title}: not run.")
+    if not found:
+        return html.paragraph(f"{title}: not run.")
+    note = "Networks trained with the settings of those above, maybe again: compare rows within a table."
+    return "".join(f"<h3>{title}</h3>{html.paragraph(note)}{_table(r['rows'], r)}" for r in found)
 
 
 def engines_readings(found: Sequence[Record]) -> list[str]:

@@ -121,8 +121,9 @@ def test_outliers_with_an_mlp(context):
 
 def test_outliers_with_mean_field_vi(context):
     pytest.importorskip("ivon")
-    records = run(ood.EXPERIMENT, context, ["fashion_mnist-mnist-MFVI"])
-    check_section(ood.EXPERIMENT, records)
+    records = run(ood.EXPERIMENT, context, ["fashion_mnist-mnist-MFVI", "fashion_mnist-mnist-engines"])
+    readings = check_section(ood.EXPERIMENT, records)
+    assert sum("calibrated (scale" in line for line in readings) == 4  # two engines, two posteriors
     ours = next(r for r in records["fashion_mnist-mnist-MFVI"]["rows"] if r["method"] == "ours")
     assert set(ours["above"]) == {"MFVI mean weights", "MFVI temperature scaling"}
 
