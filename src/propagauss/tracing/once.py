@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+
+MOST = 16  # traces that are kept at a time, the latest
 
 _KEPT: ContextVar[dict[Hashable, Any] | None] = ContextVar("_KEPT", default=None)
 
@@ -20,6 +22,16 @@ def traced_once() -> Iterator[None]:
         _KEPT.reset(token)
 
 
-def kept_traces() -> dict[Hashable, Any] | None:
-    """What was traced so far within `traced_once`; None outside of it."""
-    return _KEPT.get()
+def recall(*keys: Hashable) -> Any:
+    """What was kept under one of these keys within `traced_once`; None outside of it."""
+    kept = _KEPT.get() or {}
+    return next((kept[key] for key in keys if key in kept), None)
+
+
+def keep(key: Hashable, make: Callable[[], Any]) -> None:
+    """Keep what is made, if within `traced_once`."""
+    kept = _KEPT.get()
+    if kept is not None:
+        kept[key] = make()
+        while len(kept) > MOST:
+            del kept[next(iter(kept))]

@@ -25,7 +25,7 @@ from propagauss.tracing.exporting import Wanted, export, export_second_open, is_
 from propagauss.tracing.fixed_masks import fix_masks
 from propagauss.tracing.functional import functional
 from propagauss.tracing.inline import inline
-from propagauss.tracing.once import kept_traces
+from propagauss.tracing.once import keep, recall
 from propagauss.tracing.recurrent import RECURRENT_OPS
 from propagauss.tracing.tidy import tidied
 from propagauss.tracing.weight_norms import rows_normalised
@@ -90,14 +90,14 @@ def trace(
     means = [mean_of(leaf) for leaf in leaves]
     open_sequence = open_sequence and any(map(is_sequence, means))
     uncertain = [isinstance(leaf, Gaussian) for leaf in leaves]
-    kept, key = kept_traces(), (id(model), *map(id, means), *uncertain, str(spec), output, open_sequence)
+    key = (id(model), *map(id, means), *uncertain, str(spec), output, open_sequence)
     own = (*key, None if random is None else frozenset(random))  # which recurrent layers are written out depends on it
-    known = None if kept is None else kept.get(key) or kept.get(own)
+    known = recall(key, own)
     if known is not None:
         return known[-1].copy()
     traced = _trace(model, leaves, spec, output, open_sequence, random)
-    if kept is not None:  # model and example are held, so that no other object gets their ids
-        kept[own if traced.recurrent else key] = (model, means, traced.copy())
+    # model and example are held, so that no other object gets their ids
+    keep(own if traced.recurrent else key, lambda: (model, means, traced.copy()))
     return traced
 
 
