@@ -1,6 +1,10 @@
-"""`linearise`: equal to the Jacobian form for every posterior and kind of model, in bounded memory, exported."""
+"""`linearise`: equal to the Jacobian form for every posterior and kind of model, in bounded memory, exported.
+
+`referee/test_battery.py` has many more models.
+"""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,8 +16,6 @@ import propagauss as pg
 from posteriors import cases
 from posteriors.cases import STRUCTURES
 from propagauss.baselines import GLM
-from referee.cases import BATTERY
-from referee.truth import first_order, random_posterior
 
 B = 3
 
@@ -103,9 +105,13 @@ def built(name: str) -> tuple[nn.Module, Tensor]:
 PAIRS = [(name, s) for name in MODELS for s in STRUCTURES if name != "gru" or s in ("diagonal", "full")]
 
 
+once_built = cache(built)
+
+
+@pytest.mark.usefixtures("one_trace")
 @pytest.mark.parametrize(("name", "structure"), PAIRS)
 def test_equals_the_jacobian_form(name: str, structure: str) -> None:
-    model, x = built(name)
+    model, x = once_built(name)
     posterior = make_posterior(model, structure)
     truth = GLM(model, posterior)(x)
     found = pg.linearise(model, posterior, x)(x)
@@ -115,28 +121,6 @@ def test_equals_the_jacobian_form(name: str, structure: str) -> None:
     variances = pg.linearise(model, posterior, x, covariance="diagonal")(x)
     assert not variances.is_full
     torch.testing.assert_close(variances.variance, truth.variance, rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize("case", [c for c in BATTERY if "data-dependent" not in c.name], ids=lambda c: c.name)
-def test_every_idiom_of_the_referee(case: Any) -> None:
-    """Exact to first order, or refused where sizes depend on the data."""
-    model, inputs, names = case.build()
-    shapes = {n: p.shape for n, p in model.named_parameters() if n in names}
-    posterior, covariance = random_posterior(shapes, case.turn, case.generator())
-    try:
-        net = pg.linearise(model, posterior, inputs)
-    except pg.UnsupportedOpError as error:
-        known = ("depends on the values", "takes the batch apart", "could not be told")
-        assert any(words in str(error) for words in known)
-        return
-    with torch.no_grad():
-        result = net(*inputs)
-    gaussians = [g for g in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(g, pg.Gaussian)]
-    for g, truth in zip(gaussians, first_order(model, inputs, names, covariance, "first order"), strict=True):
-        batch, n = g.covariance.shape[:2]
-        dense = truth.reshape(batch, n, batch, n) if truth.numel() == (batch * n) ** 2 else None
-        own = truth if dense is None else torch.stack([dense[b, :, b] for b in range(batch)])
-        torch.testing.assert_close(g.covariance, own, rtol=1e-6, atol=1e-9 * own.abs().max().clamp(min=1e-30).item())
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])

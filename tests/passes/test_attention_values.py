@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
@@ -275,10 +276,14 @@ def means(x: pg.Gaussian | Tensor) -> Tensor:
     return x if isinstance(x, Tensor) else x.mean
 
 
+once_made, one_input = cache(make), cache(make_input)
+
+
+@pytest.mark.usefixtures("one_trace")
 @pytest.mark.parametrize("attention", ["variance", "covariance"])
 @pytest.mark.parametrize("style, subset", COMBINATIONS)
 def test_equals_the_sums_of_the_paper(style: str, subset: str, attention: str) -> None:
-    module, x = make(style), make_input(uncertain=True)
+    module, x = once_made(style), one_input(uncertain=True)
     variances = make_variances(module, SUBSETS[subset])
     net = pg.streamline(module, pg.DiagonalPosterior(variances), x, attention=attention)
     g = net(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -72,6 +73,12 @@ class Case:
         randomise(model, generator)
         names = [n for n, _ in model.named_parameters() if self.random is None or n in self.random]
         return model, self.inputs(generator), names
+
+
+@cache
+def built(case: Case) -> tuple[nn.Module, tuple[Tensor, ...], list[str]]:
+    """The same model and input for everyone: nobody changes them."""
+    return case.build()
 
 
 def randomise(model: nn.Module, generator: torch.Generator) -> None:

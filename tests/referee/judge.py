@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
-from referee.case import Case
+from referee.case import Case, built
 from referee.literal import literal
 from referee.truth import SCALE, Mode, Statement, first_order, outputs_of, random_posterior
 
@@ -42,7 +42,7 @@ class Verdict:
 
 def judge(case: Case, mode: Mode, structure: str = "diagonal") -> Verdict:
     """Streamline and compare with the truth of the mode."""
-    model, inputs, names = case.build()
+    model, inputs, names = built(case)
     return judge_model(case.name, model, inputs, names, mode, structure, case.generator())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,14 @@ class Layer:
     vocabulary: int | None = None
     fixed: bool = False
     first_order: bool = False
+
+
+@cache
+def built(layer: Layer) -> nn.Module:
+    """One module for every posterior, so that networks with different ones can come from one trace."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return layer.make().double().eval()
 
 
 @dataclass(frozen=True)

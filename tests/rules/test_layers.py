@@ -25,6 +25,7 @@ from rules.layers import (
     Layer,
     Own,
     Setup,
+    built,
     check_batches,
     check_covariance,
     check_diagonal,
@@ -34,6 +35,7 @@ from rules.layers import (
     reduce,
 )
 
+pytestmark = pytest.mark.usefixtures("one_trace")
 SAMPLES = 20_000
 
 
@@ -171,19 +173,18 @@ PORTABLE = [
 @cache
 def setup(name: str, kind: str, structure: str, uncertain: bool) -> Setup:
     layer = BY_NAME[name]
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        module = layer.make().double().eval()
+    module = built(layer)
     named = {n: p.detach() for n, p in module.named_parameters()}
     random = {n: named[n] for n in layer.random or named}
     posterior, joint = make_posterior(kind, random, scale=0.5 if layer.exact else 0.2)
     if layer.lone and structure == "diagonal":
         joint = joint.diagonal().diag()
-    x = make_input(layer, structure, uncertain)
+    x = make_input(layer, structure if uncertain else "diagonal", uncertain)
     net = pg.streamline(module, posterior, x, covariance=structure)
     return Setup(layer, module, random, posterior, joint, x, net, structure)
 
 
+@cache
 def make_input(layer: Layer, structure: str, uncertain: bool) -> pg.Gaussian | Tensor:
     generator = torch.Generator().manual_seed(2)
     if layer.vocabulary:  # repeated indices: copies of one random row

@@ -340,6 +340,24 @@ def test_samples_must_come_first() -> None:
         pg.tasks.fidelity(pg.streamline(model, posterior, x), model, posterior, x)
 
 
+def test_the_model_is_traced_once_however_many_parameters_it_has() -> None:
+    calls = []
+
+    class Counted(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:
+            calls.append(input)
+            return super().forward(input)
+
+    torch.manual_seed(0)
+    model, x = Counted(*mlp()).double().eval(), torch.randn(N, 4, dtype=torch.float64)
+    posterior = posterior_of(model)
+    net = pg.streamline(model, posterior, x)
+    calls.clear()
+    found = pg.tasks.fidelity(net, model, posterior, x, progress=False)
+    assert len(calls) == 1
+    assert [part.name for part in found.by_parameter] == list(posterior.names)
+
+
 @pytest.mark.parametrize("outputs", [2, [0, 3]])
 def test_some_outputs_of_many(outputs: Any) -> None:
     torch.manual_seed(0)

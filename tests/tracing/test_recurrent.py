@@ -11,6 +11,7 @@ from propagauss.tracing.trace import trace
 
 F64 = torch.float64
 TINY = 1e-8
+STEPS = 2  # each is written out: more take longer to trace and are no different
 KINDS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
     "LSTM": (nn.LSTM, {}),
     "GRU": (nn.GRU, {}),
@@ -62,9 +63,9 @@ CASES = [(kind, shape, "diagonal") for kind in KINDS for shape in SHAPES] + [
 
 @pytest.mark.parametrize("kind, shape, covariance", CASES)
 def test_the_mean_is_the_models_for_any_batch(kind: str, shape: str, covariance: Any) -> None:
-    model, x = build(kind, **SHAPES[shape]), sequence(3, 3, 4)
+    model, x = build(kind, **SHAPES[shape]), sequence(3, STEPS, 4)
     net = pg.streamline(model, small(model), x, covariance=covariance)
-    for batch in (sequence(3, 3, 4), sequence(1, 3, 4), sequence(7, 3, 4)):
+    for batch in (sequence(3, STEPS, 4), sequence(1, STEPS, 4), sequence(7, STEPS, 4)):
         g = net(batch)
         torch.testing.assert_close(g.mean, model(batch).detach(), rtol=1e-10, atol=1e-10)
         assert (g.variance >= 0).all() and g.variance.max() > 0
@@ -74,7 +75,7 @@ def test_the_mean_is_the_models_for_any_batch(kind: str, shape: str, covariance:
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_states(kind: str, covariance: Any) -> None:
     """States come as `[layers, B, H]`; what is picked from them (last layer, cell, moved) has samples first."""
-    model, x = build(kind, "states", num_layers=2), sequence(3, 3, 4)
+    model, x = build(kind, "states", num_layers=2), sequence(3, STEPS, 4)
     found = pg.streamline(model, small(model), x, covariance=covariance)(x)
     assert len(found) == 3
     for g, mean in zip(found, model(x), strict=True):
@@ -110,12 +111,12 @@ def test_another_length_is_a_clear_error() -> None:
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_an_uncertain_input_is_carried_exactly(kind: str) -> None:
     """With fixed weights the layer is one function of its input: `J C Jᵀ`."""
-    model, x = build(kind, num_layers=2, bidirectional=True), sequence(2, 3, 4)
+    model, x = build(kind, num_layers=2, bidirectional=True), sequence(2, STEPS, 4)
     g = pg.streamline(model, None, pg.Gaussian(x, torch.full_like(x, TINY)), covariance="full")(
         pg.Gaussian(x, torch.full_like(x, TINY))
     )
     for b in range(2):
-        jacobian = torch.func.jacrev(lambda one: model(one[None])[0])(x[b]).reshape(18, 12)
+        jacobian = torch.func.jacrev(lambda one: model(one[None])[0])(x[b]).reshape(6 * STEPS, 4 * STEPS)
         torch.testing.assert_close(g.covariance[b], (TINY * jacobian @ jacobian.mT).detach(), rtol=1e-6, atol=1e-16)
 
 

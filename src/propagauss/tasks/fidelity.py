@@ -30,6 +30,7 @@ from propagauss.passes.backwards.choice import checked
 from propagauss.posteriors import Posterior
 from propagauss.posteriors.base import as_posterior
 from propagauss.tasks.fidelity_report import BETWEEN, INPUTS, Fidelity, Part, Table, rank_correlation
+from propagauss.tracing.once import traced_once
 
 SAME = 0.01  # how far the network made again may be from the one given, beside its own tolerance
 
@@ -57,8 +58,8 @@ def fidelity(
         posterior: the one that it was made with, at the same scale.
         inputs: as the network takes them: a tensor, a tuple or a dict, with Gaussians where inputs are uncertain. A few
             dozen of the kind that it will see.
-        by_parameter: whether to make the table, for which the model is streamlined and linearised once for every
-            parameter of the posterior.
+        by_parameter: whether to make the table, for which a network of either engine is made for every parameter of the
+            posterior, from one trace of the model.
         outputs: for models with many: compare so many of the largest ones, or these, as `pg.linearise` takes it.
         batch_size: how many inputs go through together.
         progress: whether to show a bar, on terminals only.
@@ -75,7 +76,8 @@ def fidelity(
     given = replace(_read(net, inputs, batch_size), outputs=outputs)
     _check_outputs(net, given)
     steps = 2 + (len(posterior.names) if by_parameter and posterior is not None else 0)
-    with tqdm(total=steps, desc="fidelity", disable=None if progress else True, leave=False) as bar:
+    bar = tqdm(total=steps, desc="fidelity", disable=None if progress else True, leave=False)
+    with bar, traced_once():
         exact = _exact(net, model, posterior, given)
         which, entries = _uncertain_output(exact, given)
         true = _variances(exact, given, which)

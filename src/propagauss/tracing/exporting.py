@@ -68,7 +68,7 @@ def export(
     input. Returns the program and the symbols of the batch, none if its size is fixed.
     """
     first_try: Exception | None = None
-    for sequence in (True, False) if open_sequence and any(map(_is_sequence, leaves)) else (False,):
+    for sequence in (True, False) if open_sequence else (False,):
         shapes = tuple(_open(leaf, batch, sequence) for leaf in leaves)
         try:
             program = _run(model, leaves, shapes)
@@ -139,14 +139,14 @@ def _open(leaf: Any, batch: int, sequence: bool) -> dict[int, Any] | None:
     """Which dimensions of an input stay open."""
     if not is_batched(leaf, batch):
         return None
-    return {0: Dim.AUTO, 1: Dim.AUTO} if sequence and _is_sequence(leaf) else {0: Dim.AUTO}
+    return {0: Dim.AUTO, 1: Dim.AUTO} if sequence and is_sequence(leaf) else {0: Dim.AUTO}
 
 
 def is_batched(leaf: Any, batch: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch
 
 
-def _is_sequence(leaf: Any) -> bool:
+def is_sequence(leaf: Any) -> bool:
     """Token indices and masks `[B, T]`, or vectors `[B, T, D]`."""
     return isinstance(leaf, Tensor) and leaf.dim() == (3 if leaf.is_floating_point() else 2) and leaf.shape[1] > 1
 

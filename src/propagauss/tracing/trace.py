@@ -6,7 +6,7 @@ Exported without decompositions, so that `linear`, `gelu`, `layer_norm` stay who
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,14 +17,15 @@ from torch.utils import _pytree as pytree
 
 from propagauss.checks import kind
 from propagauss.errors import InputError
-from propagauss.gaussian import Gaussian
+from propagauss.gaussian import Gaussian, mean_of
 from propagauss.inputs import as_call
 from propagauss.nodes import mend_readers, module_path, op_name, reached, remember_origins
 from propagauss.tracing.checks import check_dtypes, check_integers, refuse_training
-from propagauss.tracing.exporting import Wanted, export, export_second_open, is_batched
+from propagauss.tracing.exporting import Wanted, export, export_second_open, is_batched, is_sequence
 from propagauss.tracing.fixed_masks import fix_masks
 from propagauss.tracing.functional import functional
 from propagauss.tracing.inline import inline
+from propagauss.tracing.once import keep, recall
 from propagauss.tracing.recurrent import RECURRENT_OPS
 from propagauss.tracing.tidy import tidied
 from propagauss.tracing.weight_norms import rows_normalised
@@ -45,10 +46,25 @@ class Traced:
     example: list[Any]  # flat, plain values
     batch: int
     batch_symbols: set[Any] = field(default_factory=set)
+    recurrent: bool = False  # has recurrent layers, of which those that anything random reaches are written out
 
     @property
     def batch_is_dynamic(self) -> bool:
         return bool(self.batch_symbols)
+
+    def copy(self) -> Traced:
+        """With a graph of its own, which passes may change; the values are shared."""
+        graph, new = fx.Graph(), {}
+        graph.output(graph.graph_copy(self.graph, new))
+        names = {old.name: node.name for old, node in new.items()}
+        return replace(
+            self,
+            graph=graph,
+            constants={names[name]: value for name, value in self.constants.items()},
+            parameters={names[name]: value for name, value in self.parameters.items()},
+            inputs=[None if node is None else new[node] for node in self.inputs],
+            outputs=[new[node] if isinstance(node, fx.Node) else node for node in self.outputs],
+        )
 
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
@@ -71,14 +87,37 @@ def trace(
     of the parameters that are random (None: any may be); recurrent layers that nothing random reaches stay whole.
     """
     leaves, spec = flatten(*as_call(example))
+    means = [mean_of(leaf) for leaf in leaves]
+    open_sequence = open_sequence and any(map(is_sequence, means))
+    uncertain = [isinstance(leaf, Gaussian) for leaf in leaves]
+    key = (id(model), *map(id, means), *uncertain, str(spec), output, open_sequence)
+    own = (*key, None if random is None else frozenset(random))  # which recurrent layers are written out depends on it
+    known = recall(key, own)
+    if known is not None:
+        return known[-1].copy()
+    traced = _trace(model, leaves, spec, output, open_sequence, random)
+    # model and example are held, so that no other object gets their ids
+    keep(own if traced.recurrent else key, lambda: (model, means, traced.copy()))
+    return traced
+
+
+def _trace(
+    model: nn.Module,
+    leaves: list[Any],
+    spec: pytree.TreeSpec,
+    output: str | None,
+    open_sequence: bool,
+    random: Collection[str] | None,
+) -> Traced:
     wrapped = Wanted(model, spec, output)
     uncertain = [isinstance(leaf, Gaussian) for leaf in leaves]
-    plain = [leaf.mean if isinstance(leaf, Gaussian) else leaf for leaf in leaves]
+    plain = [mean_of(leaf) for leaf in leaves]
     batch = _batch_size(plain)
     check_dtypes(model, plain)
     widened = [_widen(x) if batch == 1 and is_batched(x, 1) else x for x in plain]
     size = max(batch, 2)
     program, symbols = export(wrapped, widened, size, plain, open_sequence)
+    recurrent = any(n.target in RECURRENT_OPS for n in program.graph.nodes)
     wrapped.unroll = _uncertain_recurrences(program, wrapped, uncertain, random)
     if wrapped.unroll:
         program, symbols = export(wrapped, widened, size, plain, False)
@@ -118,6 +157,7 @@ def trace(
         example=widened if symbols else plain,
         batch=size if symbols else batch,
         batch_symbols=symbols,
+        recurrent=recurrent,
     )
 
 

@@ -23,6 +23,7 @@ from propagauss.posteriors import Posterior, fit_laplace
 from propagauss.posteriors.precision import with_prior_precision
 from propagauss.predictive.calibration import latents
 from propagauss.predictive.predictor import Predictor
+from propagauss.tracing.once import traced_once
 from propagauss.tuning.candidates import LINKS, PRIORS, Candidate, Fitted, baselines, engines, posteriors
 from propagauss.tuning.cost import batch_of, cost, memory
 from propagauss.tuning.groups import LAST_LAYER
@@ -72,7 +73,7 @@ def tune(
     model = as_model(model)
     check_eval(model)
     trial = _Trial(model, _kept(train), _kept(validation), named, budget)
-    with tqdm(trial.entries(), desc="tune", leave=False, disable=None if progress else True) as bar:
+    with traced_once(), tqdm(trial.entries(), desc="tune", leave=False, disable=None if progress else True) as bar:
         for entry in bar:
             bar.set_postfix_str(entry.row.name)
     return trial.best()

@@ -23,6 +23,7 @@ from rules.layers import (
     Layer,
     Own,
     Setup,
+    built,
     check_batches,
     check_covariance,
     check_diagonal,
@@ -32,6 +33,7 @@ from rules.layers import (
     reduce,
 )
 
+pytestmark = pytest.mark.usefixtures("one_trace")
 SAMPLES = 4000
 KINDS = ("diagonal", "kronecker", "full", "low rank")
 
@@ -87,20 +89,25 @@ PORTABLE = [p for p in COMBINATIONS if p.values[0] in ("depthwise", "transposed 
 
 
 @cache
+def moments(layer: Layer) -> tuple[Tensor, Tensor]:
+    """Of the input."""
+    generator = torch.Generator().manual_seed(2)
+    mean = torch.randn((BATCH, *layer.event), dtype=torch.float64, generator=generator)
+    return mean, random_psd(mean[0].numel(), BATCH, generator=generator)
+
+
+@cache
 def setup(name: str, kind: str, structure: str, uncertain: bool) -> Setup:
     layer = BY_NAME[name]
-    generator = torch.Generator().manual_seed(2)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        module = layer.make().double().eval()
+    module = built(layer)
     named = {n: p.detach() for n, p in module.named_parameters()}
     random = {n: named[n] for n in layer.random or named}
     posterior, joint = make_posterior(kind, random, scale=0.5)
-    x: Any = torch.randn((BATCH, *layer.event), dtype=torch.float64, generator=generator)
+    mean, c = moments(layer)
+    x: Any = mean
     if uncertain:
-        c = random_psd(x[0].numel(), BATCH, generator=generator)
-        v = c.diagonal(dim1=1, dim2=2).reshape(x.shape)
-        x = pg.Gaussian(x, covariance=c) if structure == "full" else pg.Gaussian(x, v)
+        v = c.diagonal(dim1=1, dim2=2).reshape(mean.shape)
+        x = pg.Gaussian(mean, covariance=c) if structure == "full" else pg.Gaussian(mean, v)
     net = pg.streamline(module, posterior, x, covariance=structure)
     return Setup(layer, module, random, posterior, joint, x, net, structure)
 
