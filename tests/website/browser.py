@@ -67,7 +67,10 @@ class Browser:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._from], [], [], max(0.0, end - time.monotonic()))
             found = os.read(self._from, 2**20) if ready else b""
-            assert found, "Chromium does not answer"
+            if not found:
+                self._process.kill()  # so that whatever is asked next fails at once
+                self._process.wait()
+                raise AssertionError(f"Chromium gave no answer in {PATIENCE:.0f} seconds")
             self._buffer += found
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)
@@ -135,7 +138,8 @@ class Browser:
 
     def close(self) -> None:
         self._session = None
-        self("Browser.close")
+        if self._process.poll() is None:
+            self("Browser.close")
         self._process.wait(PATIENCE)
         for end in (self._to, self._from):
             os.close(end)
