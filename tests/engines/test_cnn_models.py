@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
@@ -190,6 +191,8 @@ class Network:
         return model.to(dtype).eval(), x.to(dtype)
 
 
+built = cache(Network.build)  # for what differs in the posterior alone: one trace serves all of it
+one_trace = pytest.mark.usefixtures("one_trace")
 NETWORKS = [
     Network("ResNet-18", lambda: resnet(Basic), 32, 0.76, 0.67),
     Network("ResNet-50", lambda: resnet(Bottleneck), 32, 0.88, 0.91),
@@ -238,8 +241,9 @@ def test_mean_is_the_models_and_any_batch_will_do(network: Network, dtype: torch
 
 
 @EACH
+@one_trace
 def test_independent_weights_against_sampling(network: Network) -> None:
-    model, x = network.build()
+    model, x = built(network)
     posterior = independent(model)
     g = pg.streamline(model, posterior, x)(x)
     ratio = (g.variance.mean() / sampled_variance(model, posterior, x, 200).mean()).sqrt()
@@ -247,14 +251,16 @@ def test_independent_weights_against_sampling(network: Network) -> None:
 
 
 @pytest.mark.parametrize(("i", "network"), list(enumerate(NETWORKS)), ids=str)
+@one_trace
 def test_linearised_is_the_jacobian_form(i: int, network: Network) -> None:
     """Everything is random, the scales of norms too; the place of a network decides its posterior structure."""
-    assert difference(*network.build(), STRUCTURES[i % len(STRUCTURES)]) < 1e-9
+    assert difference(*built(network), STRUCTURES[i % len(STRUCTURES)]) < 1e-9
 
 
 @EACH
+@one_trace
 def test_fitted_kronecker_factors_against_sampling(network: Network) -> None:
-    model, x = network.build()
+    model, x = built(network)
     posterior = fitted(model, x).scale(1e-6)
     g = pg.streamline(model, posterior, x)(x)
     torch.testing.assert_close(g.mean, model(x).detach())
@@ -280,8 +286,9 @@ def test_full_structure_tends_to_sampling(kind: str) -> None:
 
 
 @pytest.mark.parametrize("network", [NETWORKS[0], NETWORKS[6]], ids=str)
+@one_trace
 def test_streamlined_network_exports_with_an_open_batch(network: Network) -> None:
-    model, x = network.build()
+    model, x = built(network)
     net = pg.streamline(model, independent(model), x)
     program = torch.export.export(net, (x,), dynamic_shapes=(({0: torch.export.Dim.AUTO},),), strict=False)
     for batch in (2, 3):

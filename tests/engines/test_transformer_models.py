@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from compatibility import (
     LENGTH,
     OTHER_LENGTH,
     TRANSFORMERS,
+    Example,
     Model,
     call,
     posterior,
@@ -45,6 +47,12 @@ def make(model: Model) -> tuple[nn.Module, pg.Streamlined]:
         return streamlined(model)
     except ImportError as error:
         pytest.skip(f"{error.name} is not installed")
+
+
+@cache
+def single(model: Model) -> Example:
+    """The same for what differs in the posterior alone: one trace serves all of it."""
+    return model.example(1, LENGTH)
 
 
 def assert_mean(g: pg.Gaussian, y: Tensor) -> None:
@@ -233,12 +241,13 @@ SELECTIONS = [
 ]
 
 
+@pytest.mark.usefixtures("one_trace")
 @pytest.mark.parametrize("name, pattern, effective", SELECTIONS)
 def test_any_subset_of_the_parameters(name: str, pattern: str, effective: int) -> None:
     """Everything before the first random parameter runs as it did; queries count where no value is uncertain."""
     model = BY_NAME[name]
     network, everything = make(model)
-    x = model.example(1, LENGTH)
+    x = single(model)
     net = pg.streamline(network, selected(network, pattern), x)
     g = net(x)
     assert_mean(g, call(network, x))
@@ -249,11 +258,12 @@ def test_any_subset_of_the_parameters(name: str, pattern: str, effective: int) -
         assert net.plan.untouched > everything.plan.untouched
 
 
+@pytest.mark.usefixtures("one_trace")
 @pytest.mark.parametrize("name", ["GPT-2, classification", "Llama"])
 def test_attention_with_value_covariance(name: str) -> None:
     model = BY_NAME[name]
     network, plain = make(model)
-    x = model.example(1, LENGTH)
+    x = single(model)
     g = pg.streamline(network, posterior(network), x, attention="covariance")(x)
     assert_mean(g, call(network, x))
     assert (g.variance > 0).all() and g.variance.isfinite().all()
@@ -268,6 +278,7 @@ FITTED = [
 ]
 
 
+@pytest.mark.usefixtures("one_trace")
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
 @pytest.mark.parametrize("name, pattern", FITTED)
 def test_fitted_laplace(name: str, pattern: str, structure: str) -> None:
@@ -278,7 +289,7 @@ def test_fitted_laplace(name: str, pattern: str, structure: str) -> None:
     loader = [(x, torch.arange(4) % classes)]
     fitted = pg.fit_laplace(network, loader, structure=structure, parameters=pattern, progress=False)
     assert set(fitted.names) == {n for n, _ in network.named_parameters() if fnmatch.fnmatchcase(n, pattern)}
-    one = model.example(1, LENGTH)
+    one = single(model)
     g = pg.streamline(network, fitted, one)(one)
     assert_mean(g, call(network, one))
     assert (g.variance > 0).all() and g.variance.isfinite().all()
