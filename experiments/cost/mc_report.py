@@ -112,7 +112,7 @@ def _plot(curves: Sequence[Curve]) -> str:
             axis.errorbar(x, y, error, fmt="o-", **style)
             axis.axhline(c.ours["nlpd"], color=plots.COLOURS[plots.OURS], linewidth=1.6)
             if c.linearised is not None:
-                axis.axhline(c.linearised["nlpd"], color=plots.COLOURS["GLM"], linewidth=1.2, linestyle="--")
+                axis.axhline(c.linearised["nlpd"], color=plots.COLOURS[plots.EXACT], linewidth=1.2, linestyle="--")
             axis.axvline(USED[c.family], color=plots._INK, linewidth=0.8, alpha=0.5, linestyle=":")
             axis.set(title=c.name, **({} if c.family == "vit" else {"xscale": "log"}))
         figure.supxlabel("draws", fontsize=9, color=plots._INK)

@@ -274,7 +274,7 @@ def sweep_plot(known: dict[str, Rows]) -> str:
     """NLPD against the prior precision, one panel for each set."""
     ways = {
         "sampling": ("sampling", "-"),
-        "GLM": ("GLM", "-"),
+        "GLM": ("linearised", "-"),
         "ours": (plots.OURS, "-"),
         "ours as it is": (plots.OURS, ":"),
     }

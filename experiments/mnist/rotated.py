@@ -31,9 +31,9 @@ CURVES = {  # drawn: key of a curve -> the paper's name of it, or ours; its colo
     "MAP": ("MAP", "MAP", "-"),
     "temperature scaling": ("temperature scaling", "temperature scaling", "-"),
     "LA sampling scale fitted": ("LA sampling", "sampling", "-"),
-    "LA GLM probit scale fitted": ("LA GLM", "GLM", "-"),
+    "LA GLM probit scale fitted": ("LA GLM", "linearised", "-"),
     "LA ours probit exact": ("LA ours", plots.OURS, "-"),
-    "LA linearised mean_field calibrated": ("LA linearised", "GLM", ":"),
+    "LA linearised mean_field calibrated": ("LA linearised", "linearised", ":"),
     "MFVI sampling scale fitted": ("MFVI sampling", "sampling", "--"),
     "MFVI ours probit": ("MFVI ours", plots.OURS, "--"),
 }

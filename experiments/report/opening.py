@@ -10,6 +10,7 @@ from typing import Any
 from experiments.frame.experiment import Mode, Record
 from experiments.frame.store import Store
 from experiments.report import html
+from experiments.tasks.calibration import TITLES
 from propagauss.demo.report import plots
 from propagauss.predictive.calibrate import TOLERANCE
 
@@ -103,12 +104,12 @@ def _draws(records: Records) -> str:
 SCORES = {"plain model": GREY, "temperature scaling": PINK}
 SCORES |= {"streamlined": BLUE, "linearised": GREEN}
 ENGINES = ("streamlined", "linearised")
-SETS = {"mlp": "MLP", "cnn": "CNN", "vit": "ViT", "mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
 
 
 def outliers(records: Records) -> Picture | None:
     """AUROC of the predictive entropy, by method, on every network that was calibrated."""
-    rows = {f"{SETS[r['network']]}, {SETS[r['set']]}": _by_method(r["rows"]) for r in records.values()}
+    networks = [r for r in records.values() if "network" in r]
+    rows = {f"{TITLES[r['network']]}, {TITLES[r['set']]}": _by_method(r["rows"]) for r in networks}
     if not rows:
         return None
     values = {(m, colour): [row[m]["auroc"] for row in rows.values()] for m, colour in SCORES.items()}
@@ -117,7 +118,7 @@ def outliers(records: Records) -> Picture | None:
     shifts = [row["linearised"]["against"] for row in rows.values()]
     level = sum(shift <= error for shift, error in shifts)
     sentence = (
-        f"Images of another data set, found by the entropy of calibrated predictions (mean AUROC): {told}. On test "
+        f"Inputs of another data set, found by the entropy of calibrated predictions (mean AUROC): {told}. On test "
         f"data, the NLPD of linearised is within a standard error of temperature scaling, or better, on {level} of "
         f"{len(shifts)} networks."
     )
