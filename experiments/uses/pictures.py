@@ -31,7 +31,7 @@ def digits(context: Context, seed: int) -> Use:
 
 def clothes(context: Context, seed: int) -> Use:
     """A small convolutional network on Fashion-MNIST; far: handwritten digits."""
-    sizes = (300, 200, 200) if context.quick else (3000, 1000, 2000)
+    sizes = (3000, 1000, 2000)
     data = images(context, "fashion_mnist")
     chosen = []
     for (x, y), size in zip((data.train, data.validation, data.test), sizes, strict=True):
@@ -40,10 +40,8 @@ def clothes(context: Context, seed: int) -> Use:
     first, second = nn.Conv2d(1, 8, 3, 2, 1), nn.Conv2d(8, 16, 3, 2, 1)
     head = nn.MaxPool2d(2), nn.Flatten(), nn.Linear(144, 10)
     model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), *head)
-    steps = 50 if context.quick else 600
-    trained(
-        model, lambda batch: F.cross_entropy(model(batch[0]), batch[1]), pairs(chosen[0][0], chosen[0][1], 64), steps
-    )
+    batches = pairs(*chosen[0], size=64)
+    trained(model, lambda batch: F.cross_entropy(model(batch[0]), batch[1]), batches, 600)
     far = images(context, "mnist").test[0][: sizes[2]]
     train, validation, test = (pairs(*part) for part in chosen)
     return Use(model, "classification", train, validation, test, list(far.split(128)))
@@ -57,15 +55,14 @@ def several(context: Context, seed: int) -> Use:
         one, other = torch.randint(len(x), (2, count))
         return torch.maximum(x[one], x[other]), F.one_hot(y[one], 10) | F.one_hot(y[other], 10)
 
-    sizes = (300, 200, 200) if context.quick else (2000, 600, 1000)
-    groups = zip((split.train, split.validation, split.test), sizes, strict=True)
+    groups = zip((split.train, split.validation, split.test), (2000, 600, 1000), strict=True)
     chosen = [mixed(x, y, count) for (x, y), count in groups]
     model = _mlp(10)
 
     def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.binary_cross_entropy_with_logits(model(batch[0]), batch[1].float())
 
-    trained(model, loss, pairs(*chosen[0], 64), 50 if context.quick else 600)
+    trained(model, loss, pairs(*chosen[0], 64), 600)
     train, validation, test = (pairs(*part) for part in chosen)
     return Use(model, "binary", train, validation, test, [_shuffled(chosen[2][0])])
 

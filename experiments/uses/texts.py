@@ -18,7 +18,7 @@ WORDS, KNOWN = 8, 1500
 SOURCES = (("mrpc", "sentence1"), ("boolq", "passage"), ("wic", "sentence1"))  # news, an encyclopaedia, a dictionary
 FAR = ("boolq", "question")
 SIZE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-COUNTS = {"full": {"train": 2400, "validation": 300, "test": 400}, "quick": {"train": 60, "validation": 40, "test": 40}}
+COUNTS = {"train": 2400, "validation": 300, "test": 400}  # texts of each source
 
 
 class Snippets:
@@ -41,7 +41,7 @@ class Snippets:
     def of(self, task: str, field: str, part: str) -> Tensor:
         """`[N, 8]`; texts that are too short are repeated."""
         rows = self._rows(task, field, part)
-        chosen = [rows[i] for i in torch.randperm(len(rows))[: COUNTS[self._context.mode][part]].tolist()]
+        chosen = [rows[i] for i in torch.randperm(len(rows))[: COUNTS[part]].tolist()]
         found = []
         for row in chosen:
             start = int(torch.randint(max(1, len(row) - WORDS), ()))
@@ -75,7 +75,7 @@ def bert(context: Context, seed: int) -> Use:
     sizes: dict[str, Any] = {"vocab_size": snippets.vocabulary, "max_position_embeddings": 16, "num_labels": 3}
     config = BertConfig(**sizes, **SIZE)
     model = BertForSequenceClassification(config)
-    trained(model, lambda batch: model(**batch).loss, data["train"], 30 if context.quick else 500, decay=0.1)
+    trained(model, lambda batch: model(**batch).loss, data["train"], 500, decay=0.1)
     return Use(model, "classification", **data)
 
 
@@ -89,13 +89,12 @@ def llama(context: Context, seed: int) -> Use:
     sizes: dict[str, Any] = {"vocab_size": snippets.vocabulary, "max_position_embeddings": 16, "num_labels": 2}
     config = LlamaConfig(**sizes, **SIZE, use_cache=False, pad_token_id=0)
     language = LlamaForCausalLM(config)
-    steps = 30 if context.quick else 400
-    trained(language, lambda b: language(input_ids=b["input_ids"], labels=b["input_ids"]).loss, data["train"], steps)
+    trained(language, lambda b: language(input_ids=b["input_ids"], labels=b["input_ids"]).loss, data["train"], 400)
     base = LlamaForSequenceClassification(config)
     base.model.load_state_dict(language.model.state_dict())
     lora = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])
     model: nn.Module = get_peft_model(base, lora)  # type: ignore[arg-type]
-    trained(model, lambda batch: model(**batch).loss, data["train"], steps, decay=0.1)
+    trained(model, lambda batch: model(**batch).loss, data["train"], 400, decay=0.1)
     return Use(model, "classification", **data)
 
 

@@ -97,7 +97,7 @@ def test_quick(name: str, data: Path, with_fashion: Path, cache: Path, tmp_path:
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
     (tmp_path / "cache").symlink_to(cache)
-    folder = with_fashion if name in ("ood", "calibration", "uses", "valla") else data
+    folder = with_fashion if name in ("ood", "calibration", "valla") else data
     command = [name, "--quick", "--data", str(folder), "--results", str(tmp_path)]
     assert main(command) == 0
     stored = {p: p.read_text() for p in (tmp_path / name / "quick").glob("*.json")}
