@@ -1,6 +1,6 @@
 """Put headline tables of the stored results into a page.
 
-python -m experiments.report.readme README.md                                        # those of the paper
+python -m experiments.report.readme README.md                                        # those of the paper, and selective
 python -m experiments.report.readme docs/how-to/calibration.md results calibration   # one
 python -m experiments.report.readme docs/how-to/tune.md results uses
 """
@@ -20,6 +20,7 @@ START, END = "<!-- experiments:start -->", "<!-- experiments:end -->"
 
 BEYOND = ("calibration", "uses", "valla", "selective")  # not in the paper: they have pages of their own
 PAPER = tuple(name for name in NAMES if name not in BEYOND)
+README = (*PAPER, "selective")
 
 
 def headlines(results: Path, names: Sequence[str] = PAPER) -> str:
@@ -28,7 +29,7 @@ def headlines(results: Path, names: Sequence[str] = PAPER) -> str:
     for name in names:
         found = section(name, results, "full")
         if found is not None and found.headline:
-            parts += [f"**{experiment(name).title}**", found.headline] if name in PAPER else [found.headline]
+            parts += [f"**{experiment(name).title}**", found.headline] if len(names) > 1 else [found.headline]
     return "\n\n".join(parts)
 
 
@@ -42,4 +43,4 @@ def update(page: Path, results: Path, names: Sequence[str] = PAPER) -> None:
 
 
 if __name__ == "__main__":
-    update(Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "results"), sys.argv[3:] or PAPER)
+    update(Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "results"), sys.argv[3:] or README)
