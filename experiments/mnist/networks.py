@@ -30,7 +30,7 @@ from propagauss.demo.training import mlp
 from propagauss.posteriors import Posterior, fit_laplace, from_ivon, load_posterior
 
 HIDDEN = (128, 64)
-QUICK = {"train": 1000, "held_out": 100, "epochs": 2}
+QUICK = {"train": 300, "held_out": 60, "epochs": 1}
 # Batch size, rate, decay and epochs of MAP are those that the paper gives for its other MLP on MNIST (sensitivity);
 # it gives none for these. The decay, 1e-5 of the mean loss over 50,000 images, is a prior precision of 0.5.
 MAP = {"rate": 1e-3, "batch": 64, "epochs": 50, "prior_precision": 0.5, "schedule": "cosine"}

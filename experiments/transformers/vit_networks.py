@@ -47,8 +47,8 @@ FULL: dict[str, Any] = {
     "rate": 1e-3,
     "decay": 0.05,
 }
-QUICK = FULL | {"width": 32, "blocks": 3, "train": 256, "validation": 128, "test": 128}
-QUICK |= {"epochs": {"cifar10": 2, "fashion_mnist": 2}}
+QUICK = FULL | {"width": 32, "blocks": 3, "train": 128, "validation": 64, "test": 64}
+QUICK |= {"epochs": {"cifar10": 1, "fashion_mnist": 1}}
 TUNING: dict[Kind, dict[str, Any]] = {
     "LA": {"epochs": 10, "batch": 64, "rate": 1e-3, "decay": 0.01},
     "MFVI": {"epochs": 10, "batch": 64, "rate": 0.1, "prior_precision": 10.0, "hess_init": 0.1, "beta2": 0.9999},

@@ -15,9 +15,9 @@ from experiments.uci.report import section
 from propagauss.demo.data import Split
 
 FULL = {"map_steps": 1000, "ivon_steps": 4000, "samples": 1000, "rows": None, "hidden": None}
-QUICK = {"map_steps": 100, "ivon_steps": 200, "samples": 50, "rows": 200, "hidden": 20}
+QUICK = {"map_steps": 40, "ivon_steps": 80, "samples": 20, "rows": 200, "hidden": 20}
 SMALL = 200  # points; folds of such a set differ much
-QUICK_SETS, QUICK_FOLDS = ("servo", "itt", "ccpp"), 2
+QUICK_SETS, QUICK_FOLDS = ("servo", "ccpp"), 2
 
 
 def units(context: Context) -> list[Unit]:

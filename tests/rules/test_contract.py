@@ -2,7 +2,7 @@
 zero covariance, batch invariance, positive variances, gradients, export and compile, and that the rule is used.
 
 Tests run case by case (`scope="module"` puts those of one case in a row), so that each network is streamlined once;
-networks are exported a few at a time.
+networks are exported and compiled a few at a time.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, fx, nn
 
 import propagauss as pg
+from propagauss.tracing.once import traced_once
 from reference import assert_covariance_close, linearised, monte_carlo, random_psd
 from rules.cases import CASES, Call, Case
 
-SAMPLES = 40_000
+SAMPLES = 20_000
 # cases of the diagonal structure alone come last, which is when pytest runs them
 PAIRS = sorted(((c, s) for c in CASES for s in c.structures), key=lambda pair: pair[0].structures == ("diagonal",))
 ALL = [pytest.param(c, s, id=f"{c.name}-{s}") for c, s in PAIRS]
-TOGETHER = 8  # networks that are exported as one: half of what it takes is the same for any network
+TOGETHER = 16  # networks that are exported and compiled as one: half of what it takes is the same for any network
 every_case = pytest.mark.parametrize("case, structure", ALL, scope="module")
 
 
@@ -46,10 +47,17 @@ def gaussians(means: list[Tensor], covariances: list[Tensor], structure: str) ->
 
 
 @lru_cache(maxsize=2 * TOGETHER)
+def networks(case: Case) -> dict[str, pg.Streamlined]:
+    """In either structure, from one trace."""
+    model, (means, _) = Call(case.function).eval(), inputs(case, "full", 0.3)
+    examples = {s: gaussians(means, inputs(case, s, 0.3)[1], s) for s in case.structures}
+    with traced_once():
+        return {s: pg.streamline(model, None, x, covariance=s, **case.options) for s, x in examples.items()}
+
+
 def build(case: Case, structure: str) -> pg.Streamlined:
     """One network for all tests of a case: what it returns may depend on nothing but the input of the call."""
-    model = Call(case.function).eval()
-    return pg.streamline(model, None, example(case, structure), covariance=structure, **case.options)
+    return networks(case)[structure]
 
 
 def propagated(case: Case, refer: Callable[..., Any], means: list[Tensor], covariances: list[Tensor]) -> Tensor:
@@ -178,30 +186,35 @@ def example(case: Case, structure: str) -> tuple[pg.Gaussian, ...]:
     return gaussians(*inputs(case, structure, 0.3), structure)
 
 
-@lru_cache(maxsize=1)
-def exported(number: int) -> list[pg.Gaussian]:
-    """What the cases of one group return after export."""
-    group = PAIRS[number * TOGETHER : (number + 1) * TOGETHER]
-    given = ([example(*pair) for pair in group],)
-    program = torch.export.export(Together([build(*pair) for pair in group]), given, strict=False)
-    return program.module()(*given)
-
-
 _compiled: set[tuple[str, object]] = set()
+
+
+@lru_cache(maxsize=1)
+def elsewhere(number: int) -> list[list[pg.Gaussian]]:
+    """What the cases of one group return after export, and compiled if code runs in them that none before has."""
+    group = PAIRS[number * TOGETHER : (number + 1) * TOGETHER]
+    nets, given = [build(*pair) for pair in group], [example(*pair) for pair in group]
+    found = [[g] for g in torch.export.export(Together(nets), (given,), strict=False).module()(given)]
+    known, new = set(_compiled), []
+    for i, ((_, structure), net) in enumerate(zip(group, nets, strict=True)):
+        code = {(structure, each) for each in code_of(net)}
+        if code - known:
+            known |= code
+            new.append(i)
+    if new:
+        torch._dynamo.reset()
+        compiled = torch.compile(Together([nets[i] for i in new]), fullgraph=True, backend="eager")
+        for i, g in zip(new, compiled([given[i] for i in new]), strict=True):
+            found[i].append(g)
+    _compiled.update(known)
+    return found
 
 
 @every_case
 def test_exported_and_compiled_equal_eager(case: Case, structure: str) -> None:
     """Every case is exported; it is compiled if code runs in it that no case before has compiled."""
-    x, net = example(case, structure), build(case, structure)
-    expected = net(*x)
+    expected = build(case, structure)(*example(case, structure))
     number, place = divmod(PAIRS.index((case, structure)), TOGETHER)
-    results = [exported(number)[place]]
-    code = {(structure, found) for found in code_of(net)}
-    if code - _compiled:
-        torch._dynamo.reset()
-        results.append(torch.compile(net, fullgraph=True, backend="eager")(*x))
-    for g in results:
+    for g in elsewhere(number)[place]:
         torch.testing.assert_close(g.mean, expected.mean)
         torch.testing.assert_close(covariance_of(g, 3), covariance_of(expected, 3))
-    _compiled.update(code)

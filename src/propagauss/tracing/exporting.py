@@ -17,8 +17,8 @@ from propagauss.alone import ALONE, quiet
 from propagauss.checks import kind
 from propagauss.errors import InputError, PropagaussError
 from propagauss.inputs import check_eval, explained
+from propagauss.tracing.calls.plain_calls import PlainCalls
 from propagauss.tracing.own_thread import own_thread
-from propagauss.tracing.plain_calls import PlainCalls
 
 _REMEDY = (
     "This is a limit of torch.export. What helps: wrap the model in a module that leaves out whatever branches on "

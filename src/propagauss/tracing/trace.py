@@ -20,13 +20,13 @@ from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.inputs import as_call
 from propagauss.nodes import mend_readers, module_path, op_name, reached, remember_origins
+from propagauss.tracing.calls.recurrent import RECURRENT_OPS
 from propagauss.tracing.checks import check_dtypes, check_integers, refuse_training
 from propagauss.tracing.exporting import Wanted, export, export_second_open, is_batched, is_sequence
 from propagauss.tracing.fixed_masks import fix_masks
 from propagauss.tracing.functional import functional
 from propagauss.tracing.inline import inline
 from propagauss.tracing.once import keep, recall
-from propagauss.tracing.recurrent import RECURRENT_OPS
 from propagauss.tracing.tidy import tidied
 from propagauss.tracing.weight_norms import rows_normalised
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from propagauss.tracing.attention_call import batch_first_attention
-from propagauss.tracing.recurrent import UNROLL
+from propagauss.tracing.calls.attention_call import batch_first_attention
+from propagauss.tracing.calls.recurrent import UNROLL
 
 _TRANSPOSES = {torch.Tensor.transpose, torch.transpose, torch.Tensor.swapaxes, torch.swapaxes}
 _PERMUTES = {torch.Tensor.permute, torch.permute}

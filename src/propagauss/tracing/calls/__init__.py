@@ -1,0 +1,1 @@
+"""Calls of PyTorch that are replaced by plain ops while a model is traced."""
