@@ -64,7 +64,8 @@ def _published_line(name: str) -> html.Line:
 
 def headline(found: Mapping[str, Summary], cost: Record | None, lines: Sequence[str]) -> str:
     """Markdown: the main tables, with published rows below ours, and the readings."""
-    parts = []
+    seeds = min(summary.seeds for summary in found.values())
+    parts = [CAPTION.format(seeds=seeds, batch=BATCH).removesuffix(" Grey: published.")]
     for name, summary in found.items():
         rows = [f"| {TITLES[name]} {' | '.join(HEAD)} |", f"|---|{'--:|' * (len(HEAD) - 1)}"]
         for way in (w for w in MAIN if w in summary.ways):
