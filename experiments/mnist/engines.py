@@ -78,7 +78,8 @@ def table(title: str, found: Sequence[Record], at_map: float) -> str:
         lines.append(html.Line([_title(row), *cells], ours=ours, start=row["posterior"] != before))
         before = row["posterior"]
     caption = (
-        f"{title}, both engines: mean ± standard error over {len(found)} seeds of training ({SAMPLES} samples). "
+        f"{title}, both engines: mean ± standard error over {len(found)} of {SEEDS} seeds of training ({SAMPLES} "
+        "samples). "
         "Streamlined has the probit link, linearised the mean-field one. Calibrated: scale and temperature by "
         "`calibrate`. Scale: the median, or the temperature. All numbers are fitted on validation images. "
         f"{_network(found[0]['rows'][0]['nlpd'], at_map)}"
