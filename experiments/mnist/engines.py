@@ -31,7 +31,7 @@ def units(name: str) -> list[Unit]:
 
 
 def measure(context: Context, name: str, seed: int, samples: int = SAMPLES) -> Record:
-    """Scores on the test images, and the NLPD minus that of temperature scaling of the plain network."""
+    """Scores on the test images, and the NLPD minus that of temperature scaling of the plain model."""
     context = replace(context, seed=context.seed + seed)
     scores = [score(p.label, p(x.split(500)), y) for group, (x, y) in predictors(context, name, samples) for p in group]
     base = next(s for s in scores if s.label.method == TEMPERATURE)
@@ -64,7 +64,7 @@ def of_set(records: Mapping[str, Record], name: str) -> list[Record]:
 
 
 def table(title: str, found: Sequence[Record], at_map: float) -> str:
-    """`at_map` is the NLPD of the plain network in the tables above."""
+    """`at_map` is the NLPD of the plain model in the tables above."""
     if not found:
         return html.paragraph(f"{title}, both engines over three seeds: not run.")
     lines, before = [], ""
