@@ -92,7 +92,7 @@ def sizes_of(program: ExportedProgram) -> list[tuple[int | None, ...]]:
 class Deployed(nn.Module):
     """Tensors in, a dictionary of tensors out. A Gaussian input is two tensors: mean, and variance or covariance."""
 
-    def __init__(self, net: Streamlined, outputs: Outputs, joined: Joined):
+    def __init__(self, net: Streamlined, outputs: Outputs, joined: Joined = lambda output: output):
         super().__init__()
         self.net, self.outputs, self.joined = net, outputs, joined
         self.slots = [slot for slot in net.slots if not slot.literal]
