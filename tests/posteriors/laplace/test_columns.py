@@ -34,7 +34,7 @@ def test_fit_of_a_class_for_each_pixel(structure, monkeypatch):
     """Close to the exact one: the scatter over samples and positions is small."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 3, 1)).eval()
-    x, y = torch.randn(24, 1, 14, 14), torch.randint(0, 3, (24, 14, 14))
+    x, y = torch.randn(24, 1, 19, 19), torch.randint(0, 3, (24, 19, 19))
     found = fit_laplace(model, [(x, y)], structure=structure, prior_precision=1.0, progress=False)
     monkeypatch.setattr(columns, "EXACT", 10**6)
     exact = fit_laplace(model, [(x, y)], structure=structure, prior_precision=1.0, progress=False)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-EXACT = 512  # columns; up to here every one is taken
+EXACT = 1024  # columns; up to here every one is taken
 FEW = 64  # of more, so many sums are taken
 
 Column = Callable[[int], Tensor]

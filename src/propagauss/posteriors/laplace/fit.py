@@ -77,7 +77,9 @@ def fit_laplace(
             "poisson" (counts; the model gives log rates) or "exponential" (waiting times; the same); or one of
             `propagauss.likelihoods` with options of its own, such as `BernoulliLikelihood(positive_weight=3.0)`.
         structure: "diagonal" and "full" are exact; "kronecker" is KFAC, with a pair of factors for each weight of a
-            linear layer or convolution and a factor for each bias; all else stays deterministic, with a warning.
+            linear layer or convolution and a factor for each bias; all else stays deterministic, with a warning. With
+            more than 1,024 outputs for each input, as a class for each pixel has them, the curvature is an unbiased
+            estimate.
         parameters: glob pattern or patterns of the names to be random, as in `model.named_parameters()`. Those with
             `requires_grad=False` are left out.
         prior_precision: `δ`, or "marginal_likelihood" to choose it.
