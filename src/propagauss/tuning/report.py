@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from propagauss.demo.methods import OURS, Result
+from propagauss.demo.methods import EXACT, OURS, Result
 from propagauss.demo.report import html, plots
 from propagauss.demo.report.files import write as write_file
 from propagauss.demo.timing import Ratio
 from propagauss.tuning.candidates import Candidate
 from propagauss.tuning.rows import HEAD, Entry, cells_of
 
-METHODS = {"streamlined": OURS, "linearised": "GLM"}  # as the demo calls, and colours, them
+METHODS = {"streamlined": OURS, "linearised": EXACT}  # as the demo calls, and colours, them
 
 
 def write(entries: Sequence[Entry], why: str, points: int, path: Path) -> Path:
@@ -73,7 +73,7 @@ def _figures(entries: Sequence[Entry]) -> str:
     results = [_result(e) for e in (*base, *(e for e in judged if e not in base))]
     return found + html.figure(
         plots.cost(results),
-        "NLPD against time. GLM stands for linearised networks; hollow: probit link. Lower and further left is better; "
+        "NLPD against time. Hollow: probit link. Lower and further left is better; "
         "the grey band is one standard error of the plain model's NLPD to either side.",
     )
 
