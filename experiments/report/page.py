@@ -14,9 +14,10 @@ from experiments.report.opening import opening
 from propagauss.demo.report.files import write
 
 INTRODUCTION = (
-    "Each section is one experiment of the paper “Streamlining Prediction in Bayesian Deep Learning”. Numbers are from "
-    "the runs stored beside this file; the paper's own stand in grey behind them, where it has one for the same cell. "
-    "Scales are fitted on validation data only."
+    "Most sections are experiments of the paper “Streamlining Prediction in Bayesian Deep Learning”; calibration, nine "
+    "uses, VaLLA's protocol and selective prediction go beyond it. Numbers are from the runs stored beside this file; "
+    "the paper's own stand in grey behind them, where it has one for the same cell. Scales are fitted on validation "
+    "data only."
 )
 
 
@@ -46,7 +47,7 @@ def report(results: Path, mode: Mode, names: Iterable[str] = tuple(NAMES)) -> Pa
         )
     packages = ", ".join(f"{package} {number}" for package, number in versions().items())
     body = (
-        "<h1>The paper's experiments, reproduced</h1>"
+        "<h1>The paper's experiments, and what goes beyond them</h1>"
         + opening(results, mode)
         + html.paragraph(INTRODUCTION)
         + (html.paragraph("Quick run: small subsets; the numbers mean little.") if mode == "quick" else "")

@@ -218,7 +218,7 @@ def _markdown(by_use: dict[str, list[Any]], lines: Sequence[str]) -> str:
 
 EXPERIMENT = Experiment(
     "uses",
-    "Nine uses: `tune` with its defaults against the plain model",
+    "Nine uses: tune with its defaults against the plain model",
     "Not in the paper; docs/how-to/tune.md",
     units,
     section,
