@@ -47,6 +47,7 @@ def units(context: Context) -> list[Unit]:
         "posteriors": POSTERIORS,
         "priors": PRIORS[context.mode],
         "tolerance": TOLERANCE,
+        "temperature": "free",  # at the posterior's own scale
     }
     config |= {
         "angles": ANGLES[context.mode],

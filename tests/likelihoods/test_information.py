@@ -5,7 +5,7 @@ import torch
 
 from propagauss import Gaussian
 from propagauss.chosen import ChosenGaussian
-from propagauss.likelihoods import CategoricalLikelihood
+from propagauss.likelihoods import BernoulliLikelihood, CategoricalLikelihood
 from propagauss.likelihoods.information import information_of_classes
 from propagauss.structures import FULL
 
@@ -77,3 +77,19 @@ def test_of_logits_that_differ_by_a_lot_it_is_never_more_than_the_entropy():
     g = Gaussian(torch.tensor([[0.0, 50.0, -80.0]]), torch.tensor([[1e6, 1e-3, 1e9]]))
     parts = CategoricalLikelihood("mean_field").decompose(g)
     assert (parts.epistemic >= 0).all() and (parts.aleatoric >= 0).all() and parts.total.isfinite().all()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_with_a_temperature_it_is_part_of_the_entropy_that_is_predicted(temperature):
+    """What a link gives for `m / T` and the variance are its probabilities to the power `1 / T`, and so is the rest."""
+    g = latent(size=4.0)
+    parts = CategoricalLikelihood("mean_field", samples=1 << 12, temperature=temperature).decompose(g)
+    same = Gaussian(g.mean / temperature, covariance=g.covariance)
+    torch.testing.assert_close(
+        parts.total, CategoricalLikelihood("mean_field").decompose(same).total, rtol=0.01, atol=1e-6
+    )
+    torch.testing.assert_close(parts.epistemic, by_draws(same), rtol=0.02, atol=1e-6)
+    single = BernoulliLikelihood(temperature=temperature).decompose(Gaussian(g.mean, g.variance))
+    expected = BernoulliLikelihood().decompose(Gaussian(g.mean / temperature, g.variance))
+    torch.testing.assert_close(single.epistemic, expected.epistemic)
+    torch.testing.assert_close(single.total, expected.total, rtol=0.05, atol=0.01)

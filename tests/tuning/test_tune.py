@@ -270,31 +270,46 @@ def test_groups_follow_the_structure_of_the_model():
     assert groups(frozen) == {"last layer": ("4.weight", "4.bias")}
 
 
-def entry(name: str, shift: float, cost: float, engine="streamlined", kept: bool = True) -> Entry:
+def entry(name: str, shift: float, engine="streamlined", kept: bool = True, structure="kronecker") -> Entry:
     base = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     own = 0.02 * torch.randn(400, generator=torch.Generator().manual_seed(len(name)), dtype=torch.float64)
     verdict = Verdict(base + own - own.mean() + shift, None, None, kept)
-    return Entry(Row(name, "", "", engine, "", nlpd=verdict.nlpd, cost=cost), Candidate(engine=engine), verdict)
+    candidate = Candidate("all parameters", structure, engine)
+    return Entry(Row(name, "", "", engine, "", nlpd=verdict.nlpd), candidate, verdict)
 
 
 def test_choice():
     """Ties are those within one standard error, here 0.0014; of the plain model, within half of one."""
-    plain, costly = entry("plain", 0.0, 1.0, "plain"), entry("costly", -0.0004, 4.0)
-    cheap, bad = entry("cheap one", 0.0005, 2.0), entry("bad one of all", 0.1, 1.0)
-    away = entry("away", 0.0, 1.5, kept=False)
-    # the cheapest of those with a variance, though the plain model is as good
-    assert choose([plain, costly, cheap, bad, away], 400)[0] is cheap
-    assert choose([plain, costly, bad], 400)[0] is costly
+    plain, best = entry("plain", 0.0, "plain"), entry("best", -0.0004)
+    exact, bad = entry("exact one", 0.0005, "linearised"), entry("bad one of all", 0.1, "linearised")
+    away = entry("away", 0.0, "linearised", kept=False)
+    # the exact one of those with a variance, though others are as good
+    winner, why = choose([plain, best, exact, bad, away], 400)
+    assert winner is exact and "says most" in why
+    assert choose([plain, best, bad], 400)[0] is best
     winner, why = choose([plain, bad, away], 400)
     assert winner is plain and "no epistemic uncertainty" in why
-    tempered = replace(entry("with temperature", -0.0001, 1.0, "plain"), candidate=Candidate(calibrated=True))
+    tempered = replace(entry("with temperature", -0.0001, "plain"), candidate=Candidate(calibrated=True))
     plain = replace(plain, candidate=Candidate(calibrated=False))
     assert choose([plain, tempered, bad], 400)[0] is plain
-    assert choose([plain, replace(cheap, verdict=entry("cheap one", 0.001, 2.0).verdict)], 400)[0] is plain
-    better = entry("better than all", -0.1, 5.0)
-    winner, why = choose([plain, costly, cheap, better], 400)
+    assert choose([plain, replace(exact, verdict=entry("exact one", 0.001).verdict)], 400)[0] is plain
+    better = entry("better than all", -0.1)
+    winner, why = choose([plain, best, exact, better], 400)
     assert winner is better and "least NLPD" in why
-    nearly = replace(cheap, row=replace(cheap.row, cost=3.9))
-    assert choose([costly, nearly], 400)[0] is costly  # about as cheap, and better
-    board = Leaderboard([plain, costly, cheap], cheap, "why", 400)
-    assert board.winner.name == "cheap one" and str(board).count("*") == 1
+    assert choose([best, entry("diagonal!", -0.0005, structure="diagonal")], 400)[0] is best  # it has correlations
+    board = Leaderboard([plain, best, exact], exact, "why", 400)
+    assert board.winner.name == "exact one" and str(board).count("*") == 1
+
+
+def test_what_a_variance_says():
+    """Exact before approximate, a linear last layer being exact, then more parameters, then correlations."""
+    given = [
+        ("all parameters", "diagonal", "streamlined"),
+        ("all parameters", "kronecker", "streamlined"),
+        ("last layer", "full", "streamlined"),
+        ("last block", "kronecker", "linearised"),
+        ("all parameters", "diagonal", "linearised"),
+        ("all parameters", "full", "linearised"),
+    ]
+    known = [Candidate(*each).knows for each in given]
+    assert known == sorted(known) and len(set(known)) == len(known)

@@ -121,8 +121,7 @@ class BernoulliLikelihood(Likelihood):
     def decompose(self, latent: Gaussian) -> Decomposition:
         """The entropy of each prediction by origin: the mutual information of label and latent, and the rest."""
         entropy = self.predictive(latent).entropy()
-        temperature = float(self.temperature)
-        found = information_of_logits(latent.mean / temperature, latent.variance / temperature**2)
+        found = information_of_logits(latent.mean / float(self.temperature), latent.variance)
         epistemic = found.minimum(entropy)  # a link is no integral, so that its entropy may be below
         return Decomposition(epistemic, entropy - epistemic)
 

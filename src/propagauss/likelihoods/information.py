@@ -27,14 +27,19 @@ def entropy_of(log_probs: Tensor) -> Tensor:
 
 
 def information(latent: Gaussian, samples: int = 512, seed: int = 0, temperature: float = 1.0) -> Tensor:
-    """For `softmax(f / T)` over the latent, with the covariance of the logits where there is one.
+    """For the classes of a latent, with the covariance of the logits where there is one.
+
+    With a temperature it is that of `softmax(m / T + e)`, `e` the deviation of the latent from its mean `m`: a link
+    divides `m` by what the variance of `e` asks for, so that its probabilities to the power `1 / T` are those that it
+    gives for `m / T + e`, and the information is a part of the entropy of what is predicted. That of `softmax(f / T)`
+    is not: its variance has grown by `1 / T²`, of which the prediction knows nothing.
 
     Where only some classes are uncertain (`linearise(outputs=...)`), they share a fixed probability, and what is known
     about a label beyond that is known among them: their own information, times that probability.
     """
     chosen = latent.chosen
     mean, covariance = (latent.mean, last_dimension(latent)) if chosen is None else (chosen.mean, chosen.covariance)
-    found = information_of_classes(mean / temperature, covariance / temperature**2, samples, seed)
+    found = information_of_classes(mean / temperature, covariance, samples, seed)
     if chosen is None:
         return found
     return found * (latent.mean / temperature).softmax(-1).gather(-1, chosen.index).sum(-1)

@@ -150,16 +150,20 @@ class Trial:
 
 
 class Trials:
-    """Fits the numbers of the likelihood at any scale, each once; a fit starts at the one of the scale next to it."""
+    """Fits the numbers of the likelihood at any scale, each once; a fit starts at the one of the scale next to it.
 
-    def __init__(self, held: HeldOut, likelihood: Likelihood):
+    `bounded`: whether these stay where they do not undo what the variance does (`Free.bounds_beside`).
+    """
+
+    def __init__(self, held: HeldOut, likelihood: Likelihood, bounded: bool = True):
         self._held, self._likelihood = held, likelihood
         self._free = likelihood.free(held.batches)
         self._bounds = self._free.bounds if self._free else []
         self._known: dict[float, Trial] = {}
         self.plain = self.at(LOWEST)
-        if self._free is not None and self._free.bounds_beside is not None and self.plain.numbers is not None:
-            self._bounds = self._free.bounds_beside(self.plain.numbers)
+        beside = self._free.bounds_beside if self._free is not None and bounded else None
+        if beside is not None and self.plain.numbers is not None:
+            self._bounds = beside(self.plain.numbers)
 
     @property
     def name(self) -> str:

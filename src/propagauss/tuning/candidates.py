@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import nn
 
-from propagauss.tuning.groups import ALL, LAST_LAYER, groups
+from propagauss.tuning.groups import ALL, LAST_BLOCK, LAST_LAYER, groups
 
 Fitted = Literal["diagonal", "kronecker", "full"]
 Engine = Literal["plain", "streamlined", "linearised"]
@@ -41,6 +41,13 @@ class Candidate:
         return f"{self.parameters}, {structure}, {self.engine}{link}{prior}"
 
     @property
+    def knows(self) -> tuple[bool, int, bool]:
+        """How much its variance says of what is not known, to be compared: exact to first order, of many parameters,
+        with correlations between them."""
+        exact = self.engine == "linearised" or self.parameters == LAST_LAYER
+        return exact, (LAST_LAYER, LAST_BLOCK, ALL).index(self.parameters), self.structure != "diagonal"
+
+    @property
     def network(self) -> tuple[str, str, str, float]:
         """What the latents depend on."""
         return self.parameters, self.structure, self.engine, self.prior
@@ -63,14 +70,11 @@ def posteriors(model: nn.Module, heads: int = 1) -> Iterator[tuple[str, tuple[st
         if size > MOST:
             continue
         small = size <= FULL
-        if title == LAST_LAYER:
-            yield title, names, "full" if small else "kronecker"
-            continue
         yield title, names, "kronecker"
         if title == ALL:
             yield title, names, "diagonal"
-            if small:
-                yield title, names, "full"
+        if small and title != LAST_BLOCK:
+            yield title, names, "full"
 
 
 def engines(title: str, structure: Fitted) -> tuple[Engine, ...]:

@@ -14,7 +14,6 @@ from propagauss.tuning.rows import HEAD, Entry, Row, cells_of
 
 AS_GOOD = 0.5  # standard errors that a posterior, or a model as it is, may be above the best plain model
 NOTHING = 1e-6  # a difference in NLPD that nobody will notice
-AS_CHEAP = 1.2  # costs within this factor count as equal
 
 
 class Leaderboard:
@@ -82,8 +81,9 @@ def choose(entries: Sequence[Entry], points: int) -> tuple[Entry, str]:
 
     Of all that is within one standard error of the least NLPD, paired over the points, what has no epistemic variance
     (or lost it in calibration), or is more than half a standard error above the best plain model, is left out unless
-    nothing else remains; of the rest the cheapest is taken, and of equally cheap ones the best. If these are plain
-    models, the one without a temperature is taken if it is within half a standard error of the other.
+    nothing else remains. Of the rest that is taken whose variance says most (`Candidate.knows`), and of those that say
+    as much the best: what a prediction may cost was settled by the budget. If only plain models remain, the one without
+    a temperature is taken if it is within half a standard error of the other.
     """
     judged = [e for e in entries if e.verdict is not None]
     best = min(judged, key=lambda e: e.judged.nlpd)
@@ -92,9 +92,9 @@ def choose(entries: Sequence[Entry], points: int) -> tuple[Entry, str]:
     uncertain = [e for e in tied if e.candidate.engine != "plain" and e.judged.kept and _is_within(AS_GOOD, e, base)]
     plain = [e for e in tied if e.candidate.engine == "plain"]
     as_it_is = [e for e in plain if not e.candidate.calibrated and _is_within(AS_GOOD, e, base)]
-    pool = uncertain or as_it_is or plain or tied
-    least = min(e.row.cost or 1.0 for e in pool)
-    winner = min((e for e in pool if (e.row.cost or 1.0) <= AS_CHEAP * least), key=lambda e: e.judged.nlpd)
+    most = max((e.candidate.knows for e in uncertain), default=None)
+    pool = [e for e in uncertain if e.candidate.knows == most] or as_it_is or plain or tied
+    winner = min(pool, key=lambda e: e.judged.nlpd)
     return winner, _why(winner, best, judged, points)
 
 
@@ -115,8 +115,8 @@ def _why(winner: Entry, best: Entry, judged: Sequence[Entry], points: int) -> st
         text = f"'{winner.row.name}' wins with the least NLPD {where}."
     else:
         text = (
-            f"'{winner.row.name}' wins: the cheapest of those that have epistemic uncertainty and are within one "
-            f"standard error of the least NLPD {where} against {best.judged.nlpd:.4f} of '{best.row.name}'."
+            f"'{winner.row.name}' wins: its variance says most of all that are within one standard error of the least "
+            f"NLPD {where} against {best.judged.nlpd:.4f} of '{best.row.name}'."
         )
     plain = [e for e in judged if e.candidate.engine == "plain"]
     if plain:
