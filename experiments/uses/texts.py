@@ -16,7 +16,7 @@ from experiments.uses.use import Batches, Kind, Use, trained
 
 WORDS, KNOWN = 8, 1500
 SOURCES = (("mrpc", "sentence1"), ("boolq", "passage"), ("wic", "sentence1"))  # news, an encyclopaedia, a dictionary
-FAR = ("boolq", "question")
+QUESTIONS = ("boolq", "question")
 SIZE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 COUNTS = {"train": 2400, "validation": 300, "test": 400}  # texts of each source
 
@@ -64,7 +64,8 @@ def _data(snippets: Snippets, sources: Sequence[tuple[str, str]], size: int = 64
         labels = torch.cat([torch.full((len(x),), c) for c, x in enumerate(by_class)])
         order = torch.randperm(len(labels))
         found[part] = _batches(torch.cat(by_class)[order], labels[order], size if part == "train" else 128)
-    return found | {"far": _batches(snippets.of(*FAR, "test"), None)}
+    far = torch.randint(2, snippets.vocabulary, (COUNTS["test"], WORDS))
+    return found | {"far": _batches(far, None), "nearer": _batches(snippets.of(*QUESTIONS, "test"), None)}
 
 
 def bert(context: Context, seed: int) -> Use:
@@ -98,5 +99,6 @@ def llama(context: Context, seed: int) -> Use:
     return Use(model, "classification", **data)
 
 
-BERT = Kind("small BERT", "questions", bert)
-LLAMA = Kind("small Llama, LoRA", "questions", llama)
+FAR = "eight words at random of those that it knows"
+BERT = Kind("small BERT", FAR, bert, nearer="questions")
+LLAMA = Kind("small Llama, LoRA", FAR, llama, nearer="questions")

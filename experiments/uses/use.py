@@ -23,6 +23,7 @@ class Use:
     validation: Batches
     test: Batches
     far: Batches  # inputs alone
+    nearer: Batches | None = None  # inputs that are other, and yet not far
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Kind:
     title: str
     far: str  # what its far inputs are
     make: Callable[[Context, int], Use]  # from a seed
+    nearer: str = ""
 
 
 def pairs(x: Tensor, y: Tensor, size: int = 128) -> Batches:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -46,10 +47,15 @@ LIMIT = 2.0  # paired standard errors by which the tuned model may be worse
 def units(context: Context) -> list[Unit]:
     seeds = range(SEEDS[context.mode])
     return [
-        Unit(f"{name}-{i}", {"seed": i, "defaults": True, "taken": TAKEN}, partial(run, name=name, number=i))
+        Unit(f"{name}-{i}", _config(name, i), partial(run, name=name, number=i))
         for name in (QUICK if context.quick else KINDS)
         for i in seeds
     ]
+
+
+def _config(name: str, number: int) -> dict[str, Any]:
+    config = {"seed": number, "defaults": True, "taken": TAKEN}
+    return config | ({"far": KINDS[name].far} if KINDS[name].nearer else {})
 
 
 def run(context: Context, name: str, number: int) -> Record:
@@ -76,6 +82,7 @@ def run(context: Context, name: str, number: int) -> Record:
         "difference": [mean, error],
         "from_temperature": list(paired(losses["tuned"], losses["temperature"])),
         "auroc": _auroc(best, use, "epistemic") if has else None,
+        "auroc_nearer": _auroc(best, replace(use, far=use.nearer), "epistemic") if has and use.nearer else None,
         "auroc_plain": _auroc(plain, use, "entropy") if plain is not None and _has_classes(use) else None,
         "auroc_variance": _auroc(best, use, "latent_variance") if has and _has_classes(use) else None,
     }
@@ -212,6 +219,10 @@ def summary(found: Sequence[Record]) -> list[str]:
             _told("`epistemic`", {_single(r)[0]: r["auroc"] for r in known}),
             _told("the better of `epistemic` and `latent_variance`", {_single(r)[0]: _better(r) for r in known}),
         ]
+    nearer = [r for r in known if r.get("auroc_nearer") is not None]
+    for name in dict.fromkeys(r["use"] for r in nearer):
+        values = ", ".join(f"{r['auroc_nearer']:.3f}" for r in nearer if r["use"] == name)
+        lines.append(f"{KINDS[name].title}: {KINDS[name].nearer}, which are not far, have an AUROC of {values}.")
     return lines
 
 
