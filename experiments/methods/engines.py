@@ -6,7 +6,7 @@ Calibrated is what `calibrate` does: a temperature after the link, and the large
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -27,7 +27,16 @@ def both(
 ) -> Iterator[list[Predictor]]:
     """The predictors of each engine in turn: latents of all batches are kept."""
     for found in classifiers(model, posterior, name, validation, **options):
-        yield [Predictor(label, classifier.log_probs) for label, classifier in found]
+        yield _predictors(found)
+
+
+def forms(net: Any, method: str, name: str, validation: Batches) -> list[Predictor]:
+    """One engine in all forms; `net` gives its latents."""
+    return _predictors(_forms(net, method, name, validation))
+
+
+def _predictors(found: Iterable[tuple[Label, Classifier]]) -> list[Predictor]:
+    return [Predictor(label, classifier.log_probs) for label, classifier in found]
 
 
 def classifiers(

@@ -1,4 +1,4 @@
-"""Put headline tables of the stored results into a page.
+"""Put headline tables of the stored results into a page, and the numbers within its sentences (numbers.py).
 
 python -m experiments.report.readme README.md                                        # those of the paper, and selective
 python -m experiments.report.readme docs/how-to/calibration.md results calibration   # one
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.frame.names import NAMES, experiment
+from experiments.report.numbers import filled
 from experiments.report.page import section
 from propagauss.demo.report.files import write
 
@@ -34,8 +35,8 @@ def headlines(results: Path, names: Sequence[str] = PAPER) -> str:
 
 
 def update(page: Path, results: Path, names: Sequence[str] = PAPER) -> None:
-    """Replace what stands between the markers of the page."""
-    text = page.read_text(encoding="utf-8")
+    """Replace what stands between the markers of the page, and its numbers."""
+    text = filled(page.read_text(encoding="utf-8"), results)
     if text.count(START) != 1 or text.count(END) != 1:
         raise SystemExit(f"{page} needs the markers {START} and {END}, once each")
     before, rest = text.split(START)

@@ -21,6 +21,7 @@ from experiments.methods import draws
 from experiments.methods.classify import LINKS, Batches, Link, Predictor, Remembered, _gaussian, plain
 from experiments.published import gpt as published
 from experiments.report import html, score_tables
+from experiments.transformers.gpt_engines import InDouble, engines
 from experiments.transformers.gpt_features import TESTED_ON, Features, features
 from experiments.transformers.gpt_networks import BACKBONES, HEAD_STDDEV, from_checkpoint, loaded
 from propagauss.engines.streamline import streamline
@@ -44,6 +45,8 @@ OFFSETS = (-10.0, -3.0, -1.0, 0.0, 1.0, 3.0, 10.0)  # added to both logits
 GLM_LINKS: tuple[Link, ...] = ("probit", "mean_field")
 SHARED: dict[str, Any] = {"tokens": 128, "batch": 8, "head_rate": 1e-3, "decay": 0.01}
 SHARED |= {"samples": 20, "fit_samples": 5, "fit_points": 50, "head_stddev": HEAD_STDDEV, "priors": list(PRIORS)}
+DRAWN = ("samples", "fit_samples", "fit_points", "subset")  # what the units of both engines do not depend on
+ENGINES = "-engines"
 QUICK: dict[str, Any] = {"counts": [16, 8, 8], "subset": 4, "epochs": 1, "rate": 1e-4, "tokens": 48}
 QUICK |= {"samples": 3, "fit_samples": 2, "fit_points": 4}
 
@@ -60,11 +63,26 @@ def units(context: Context) -> list[Unit]:
     tasks = [t for t in TASKS if all(available(context, "text", t, f"{p}.jsonl") for p in ("train", TESTED_ON[t]))]
     if not tasks:
         raise DataMissing("text/boolq, text/wic or text/mrpc is needed (docs/experiments.md)")
-    pairs = [(model, task) for model in models for task in tasks]
-    return [
-        Unit(f"{model}-{task}", settings(context, model, task), partial(_run, backbone=model, task=task))
-        for model, task in (pairs[:1] if context.quick else pairs)
-    ]
+    pairs = [(model, task) for model in models for task in tasks][: 1 if context.quick else None]
+    found = []
+    for model, task in pairs:
+        how, run = settings(context, model, task), partial(_run, backbone=model, task=task)
+        found.append(Unit(f"{model}-{task}", how, run))
+    for model, task in pairs:
+        how = {key: value for key, value in settings(context, model, task).items() if key not in DRAWN}
+        found.append(Unit(f"{model}-{task}{ENGINES}", how, partial(_run_engines, backbone=model, task=task)))
+    return found
+
+
+def _run_engines(context: Context, backbone: str, task: str) -> Record:
+    """Both engines with and without calibration, on all test prompts."""
+    how = settings(context, backbone, task)
+    train, validation, test = features(context, backbone, task, how["counts"], how["tokens"])
+    suffix, posterior = tuned(context, backbone, train, how)
+    held, tested = validation.batches(), test.batches()
+    posterior, _ = best_prior(suffix, posterior, held)
+    found = engines(suffix, posterior, held, tested)
+    return {"backbone": backbone, "task": task, "engines": score_tables.score_all(found, tested)}
 
 
 def _run(context: Context, backbone: str, task: str) -> Record:
@@ -105,17 +123,6 @@ def offsets(net: Any, batches: Batches) -> list[dict[str, float]]:
         return _share(link(g.mean + offset, g.variance).argmax(-1) == y for g, y in latents)
 
     return [{"offset": offset} | {link.__name__: accuracy(link, offset) for link in links} for offset in OFFSETS]
-
-
-class InDouble(nn.Module):
-    """Logits in double precision: probabilities near one half must not become ties by rounding."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x).double()
 
 
 def _cheap(suffix: nn.Module, posterior: Posterior, held: Batches) -> list[Predictor]:
@@ -210,6 +217,8 @@ def _published(task: str, s: Mapping[str, Any]) -> score_tables.Published:
 
 def section(records: dict[str, Record]) -> Section:
     body, lines = [html.paragraph(_NOTE), html.paragraph(_ENGINES), _prompts()], []
+    exact = {key.removesuffix(ENGINES): r["engines"] for key, r in records.items() if key.endswith(ENGINES)}
+    records = {key: r for key, r in records.items() if not key.endswith(ENGINES)}
     for record in sorted(records.values(), key=lambda r: (list(BACKBONES).index(r["backbone"]), r["task"])):
         backbone, task = BACKBONES[record["backbone"]], record["task"]
         where, counts, theirs = f"{backbone.title}, {TASKS[task]}", record["counts"], partial(_published, task)
@@ -224,12 +233,14 @@ def section(records: dict[str, Record]) -> Section:
             f"<h3>{where}</h3>",
             score_tables.table(record["on_subset"], theirs, few),
             score_tables.table(record["on_test"], lambda s: {}, whole),
+            score_tables.engines_table(where, more := exact.get(f"{record['backbone']}-{task}")),
         ]
         lines += score_tables.readings(where, record["on_subset"], "LA", theirs)
         lines += [
             _links_reading(where, task, record),
             *_offsets_reading(where, record),
             *_priors_reading(where, record),
+            *score_tables.engines_readings(where, more),
         ]
     return Section("".join(body), [*lines, *_within(records)])
 
@@ -293,8 +304,8 @@ def _within(records: dict[str, Record]) -> list[str]:
 
 
 _ENGINES = (
-    "GLM has the covariance that `pg.linearise` computes, here by the Jacobian: linearised networks take prompts of "
-    "one length only. Scale and temperature together, by `calibrate`: not run."
+    "GLM has the covariance that `pg.linearise` computes, here by the Jacobian. A linearised network takes prompts of "
+    "one length: in the tables of both engines it is made once for each length, which takes about a second."
 )
 _NOTE = (
     "SmolLM2-135M and MiniLM, with their real weights (SmolLM2's from 4 bits), stand in for the paper's GPT-2, which "

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from experiments.frame.experiment import Record, Section
 from experiments.published import uci as published
 from experiments.report import html
+from experiments.uci import calibrated
 from experiments.uci import layers as uci_layers
 from experiments.uci.data import CHOICES, SETS
 from experiments.uci.methods import STDDEV
@@ -24,7 +25,7 @@ Published = Mapping[str, Mapping[str, published.Value]]
 
 
 def section(records: Mapping[str, Record]) -> Section:
-    sets = summaries(records)
+    sets, both = summaries(records), calibrated.summaries(records)
     body = (
         html.paragraph(CHOICES)
         + html.paragraph(PROTOCOL)
@@ -34,7 +35,9 @@ def section(records: Mapping[str, Record]) -> Section:
         + _paper_table(sets, "rmse", published.RMSE)
         + "<h3>NLPD of all methods</h3>"
         + _all_methods(sets)
-        + html.paragraph("GLM is what `pg.linearise` computes. Scale and noise together, by `calibrate`: not run.")
+        + html.paragraph("GLM is what `pg.linearise` computes.")
+        + "<h3>Scale and noise together</h3>"
+        + calibrated.table(both, sets)
         + "<h3>Sizes, and what was fitted</h3>"
         + _behind(sets)
     )
@@ -42,7 +45,7 @@ def section(records: Mapping[str, Record]) -> Section:
     layers = {n: found for n, found in layers.items() if found}
     if layers:
         body += "<h3>What one pass leaves out and adds</h3>" + _layers(layers)
-    return Section(body, readings(sets, layers), headline(sets))
+    return Section(body, [*readings(sets, layers), *calibrated.readings(both)], headline(sets))
 
 
 def _paper_table(sets: Sequence[Summary], metric: str, paper: Published) -> str:

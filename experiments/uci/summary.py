@@ -72,7 +72,7 @@ class Summary:
 
 def summaries(records: Mapping[str, Record]) -> list[Summary]:
     """In the order of the paper's table."""
-    folds = {n: [r for r in records.values() if r["set"] == n and "fold" in r] for n in SETS}
+    folds = {n: [r for r in records.values() if r["set"] == n and "hyperparameters" in r] for n in SETS}
     return [Summary(f) for f in folds.values() if f]
 
 

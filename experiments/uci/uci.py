@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments import datasets
 from experiments.frame.experiment import Context, Experiment, Unit
+from experiments.uci import calibrated
 from experiments.uci.data import FOLDS, SETS, load, split
 from experiments.uci.layers import compare
 from experiments.uci.methods import glm_scores, map_scores, moments, our_scores, sampling_scores
@@ -21,7 +22,7 @@ QUICK_SETS, QUICK_FOLDS = ("servo", "ccpp"), 2
 
 
 def units(context: Context) -> list[Unit]:
-    """One for each set and fold, and one for each set about the layers in its first fold (all folds of small sets).
+    """Two for each set and fold, and one for each set about the layers in its first fold (all folds of small sets).
 
     Sets whose file is missing are left out, unless all are.
     """
@@ -34,9 +35,19 @@ def units(context: Context) -> list[Unit]:
     ]
     about = {key: settings[key] for key in ("map_steps", "rows", "hidden")}
     layers = [(n, fold) for n in present for fold in range(FOLDS if SETS[n].n < SMALL and not context.quick else 1)]
-    return folds + [
+    beside = [
         Unit(f"layers-{n}" + f"-{fold}" * (fold > 0), {"set": n, "fold": fold} | about, partial(run_layers, n, fold))
         for n, fold in layers
+    ]
+    trained = {key: value for key, value in settings.items() if key != "samples"}
+    again = [(n, fold) for n in present for fold in range(1 if context.quick else FOLDS)]
+    return [
+        *folds,
+        *beside,
+        *(
+            Unit(f"{calibrated.PREFIX}{n}-{fold}", {"set": n, "fold": fold} | trained, partial(run_calibrated, n, fold))
+            for n, fold in again
+        ),
     ]
 
 
@@ -80,6 +91,21 @@ def run_fold(name: str, fold: int, context: Context) -> dict[str, Any]:
         "scores": {s.name: s.as_dict() for s in scores},
         "losses": moments([s.losses for s in scores]),
         "errors": moments([s.errors for s in scores]),
+    }
+
+
+def run_calibrated(name: str, fold: int, context: Context) -> dict[str, Any]:
+    """Both engines with scale and noise fitted together, on one fold."""
+    parts, sizes, settings = prepare(name, fold, context)
+    scores = calibrated.scores("LA", laplace(parts, sizes, settings["map_steps"], context.seed), parts)
+    scores += calibrated.scores("MFVI", mean_field(parts, sizes, settings["ivon_steps"], context.seed), parts)
+    return {
+        "set": name,
+        "fold": fold,
+        "calibrated": True,
+        "parts": parts.sizes,
+        "scores": {s.name: s.as_dict() for s in scores},
+        "losses": moments([s.losses for s in scores]),
     }
 
 

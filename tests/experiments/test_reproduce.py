@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from importlib.util import find_spec
@@ -21,8 +22,10 @@ from experiments.frame.experiment import Context, Experiment, Section, Unit
 from experiments.frame.names import NAMES, experiment
 from experiments.frame.run import run
 from experiments.frame.store import Store
+from experiments.report import numbers
 from experiments.report.page import report
 
+ROOT = Path(__file__).parents[2]
 UCI = {"servo": 4, "ld": 5, "am": 7, "rev": 6, "ff": 12, "itt": 33, "ccs": 8, "asn": 5, "cac": 127, "pt": 19, "ccpp": 4}
 
 
@@ -240,3 +243,22 @@ def test_a_file_of_another_form_is_an_error(tmp_path: Path) -> None:
     np.savez(tmp_path / "images" / "mnist.npz", x=np.zeros(3))
     with pytest.raises(datasets.DataMissing, match="x_train"):
         datasets.images(Context("quick", data=tmp_path), "mnist")
+
+
+# -- numbers within sentences
+
+
+def test_numbers_of_the_readme_are_those_of_the_results() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not re.search(r"^\s*<!-- number", text, re.MULTILINE)  # it would begin a block of HTML
+    found = numbers.shown(text)
+    assert found.keys() == numbers.NUMBERS.keys()
+    coverage = float(found.pop("opening-inside").rstrip("%"))  # computed anew, so that it depends on the machine
+    assert coverage == pytest.approx(float(numbers.number("opening-inside", ROOT / "results").rstrip("%")), abs=1.0)
+    stale = {name: text for name, text in found.items() if text != numbers.number(name, ROOT / "results")}
+    assert not stale, "python -m experiments.report.readme README.md"
+
+
+def test_a_page_with_a_number_that_nobody_knows() -> None:
+    with pytest.raises(SystemExit, match="'answer'; there are opening-inside"):
+        numbers.filled("x <!-- number: answer -->42<!-- /number -->", ROOT / "results")

@@ -19,7 +19,8 @@ from experiments.methods import draws
 from experiments.methods.classify import Label, Predictor
 from experiments.published import gpt as published_gpt
 from experiments.report import score_tables
-from experiments.transformers import gpt, gpt_features, gpt_networks, value_covariance, vit, vit_networks
+from experiments.transformers import gpt, gpt_engines, gpt_features, gpt_networks, value_covariance, vit, vit_networks
+from propagauss.baselines import GLM
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"num_hidden_layers": 3, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
@@ -299,19 +300,36 @@ def sentences(
 
 
 def test_gpt_experiment(sentences: Context) -> None:
-    (unit,) = gpt.EXPERIMENT.units(sentences)
-    assert unit.key == "here-mrpc"
+    unit, both = gpt.EXPERIMENT.units(sentences)
+    assert (unit.key, both.key) == ("here-mrpc", "here-mrpc-engines")
     record = json.loads(json.dumps(unit.run(sentences), allow_nan=False))
     at_map = score_tables.pick(record["on_test"], "MAP")
     mean_field = score_tables.pick(record["on_test"], "ours", "LA", "mean_field", True)
     assert mean_field["agreement"] == 1.0 and mean_field["accuracy"] == at_map["accuracy"]
     assert score_tables.pick(record["on_subset"], "GLM", "LA", "probit", False) is not None
-    found = gpt.EXPERIMENT.section({unit.key: record})
-    assert "0.416 ± 0.012" in found.body
+    engines = json.loads(json.dumps(both.run(sentences), allow_nan=False))
+    assert [s["method"] for s in engines["engines"]][2:] == 3 * ["streamlined"] + 3 * ["linearised"]
+    assert engines["engines"][-1]["agreement"] == 1.0
+    found = gpt.EXPERIMENT.section({unit.key: record, both.key: engines})
+    assert "0.416 ± 0.012" in found.body and "LA linearised mean-field, calibrated" in found.body
     assert any("1 of 1 cases" in line for line in found.readings)
     again = gpt_features.features(sentences, "here", "mrpc", unit.config["counts"], unit.config["tokens"])
     assert [len(f.labels) for f in again] == unit.config["counts"]
     gpt_networks.loaded.cache_clear()
+
+
+def test_linearised_for_each_length() -> None:
+    class Mean(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).tanh().mean(1)
+
+    torch.manual_seed(0)
+    model = Mean(3, 2).eval()
+    posterior = pg.DiagonalPosterior({n: torch.full_like(p, 0.1) for n, p in model.named_parameters()})
+    found, expected = gpt_engines.EachLength(model, posterior), GLM(model, posterior)
+    for length in (4, 4, 7):
+        x = torch.randn(2, length, 3)
+        torch.testing.assert_close(found(x).covariance.float(), expected(x).covariance)
 
 
 def test_fine_tuning_learns_and_keeps_the_rest(checkpoint: tuple[Any, Path]) -> None:

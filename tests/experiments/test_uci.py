@@ -228,13 +228,20 @@ def tiny(monkeypatch):
 def test_uci_runs_resumes_and_reports(data, tmp_path, tiny):
     pytest.importorskip("ivon")
     context = Context("quick", data=data, cache=tmp_path / "cache")
-    assert [u.key for u in uci.units(context)] == ["servo-0", "servo-1", "layers-servo"]  # the set that is there
-    assert run(uci.EXPERIMENT, context, tmp_path) == 3
+    assert [u.key for u in uci.units(context)] == [
+        "servo-0",
+        "servo-1",
+        "layers-servo",
+        "calibrated-servo-0",
+    ]  # of the set that is there
+    assert run(uci.EXPERIMENT, context, tmp_path) == 4
     assert run(uci.EXPERIMENT, context, tmp_path) == 0
     found = section("uci", tmp_path, "quick")
     assert found is not None and found.headline.count("\n") == 6
     assert "1.287 ± 0.069" in found.body and "table" in found.body
     assert any("MFVI ours at least as often as sampling" in r for r in found.readings)
+    assert any("LA linearised, scale and noise by `calibrate`" in r for r in found.readings)
+    assert "The networks are those of the tables above." in found.body
 
 
 def test_summary_of_stored_folds(data, tmp_path, tiny):
