@@ -69,18 +69,18 @@ def several(context: Context, seed: int) -> Use:
 
 # -- a class for each pixel
 
-SIDE = 16
+SIDE = {"full": 16, "quick": 8}
 IGNORED = -100
 
 
-def scenes(count: int) -> tuple[Tensor, Tensor]:
-    """Pictures `[N, 1, 16, 16]` of a disc and a square in noise; labels `[N, 16, 16]`, none at the edges of shapes."""
-    grid = torch.arange(SIDE, dtype=torch.float32)
+def scenes(count: int, side: int) -> tuple[Tensor, Tensor]:
+    """Pictures `[N, 1, S, S]` of a disc and a square in noise; labels `[N, S, S]`, none at the edges of shapes."""
+    grid = torch.arange(side, dtype=torch.float32)
     down, right = torch.meshgrid(grid, grid, indexing="ij")
-    at, size = 3 + (SIDE - 6) * torch.rand(2, 2, count, 1, 1), 2 + 2 * torch.rand(2, count, 1, 1)
+    at, size = 3 + (side - 6) * torch.rand(2, 2, count, 1, 1), 2 + 2 * torch.rand(2, count, 1, 1)
     disc = ((down - at[0, 0]).square() + (right - at[0, 1]).square()).sqrt() - size[0]  # distance from its edge
     square = torch.maximum((down - at[1, 0]).abs(), (right - at[1, 1]).abs()) - size[1]
-    labels = torch.zeros(count, SIDE, SIDE, dtype=torch.long)
+    labels = torch.zeros(count, side, side, dtype=torch.long)
     labels[disc < 0] = 1
     labels[square < 0] = 2
     x = torch.where(labels == 0, 0.0, torch.where(labels == 1, 1.0, 0.7)) + 0.5 * torch.randn(labels.shape)
@@ -89,8 +89,8 @@ def scenes(count: int) -> tuple[Tensor, Tensor]:
 
 
 def segmentation(context: Context, seed: int) -> Use:
-    sizes = (60, 40, 40) if context.quick else (300, 150, 300)
-    x, y = scenes(sum(sizes))
+    sizes, side = (32, 24, 24) if context.quick else (300, 150, 300), SIDE[context.mode]
+    x, y = scenes(sum(sizes), side)
     train, validation, test = parts(x, y, *sizes)
     layers = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=2, dilation=2), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Conv2d(8, 8, 3, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(8, 3, 1))
@@ -99,7 +99,7 @@ def segmentation(context: Context, seed: int) -> Use:
         return F.cross_entropy(model(batch[0]), batch[1], ignore_index=IGNORED)
 
     trained(model, loss, pairs(x[: sizes[0]], y[: sizes[0]], 32), 30 if context.quick else 400, 1e-2)
-    far = -2 * scenes(sizes[2])[0]
+    far = -2 * scenes(sizes[2], side)[0]
     return Use(model, "classification", train, validation, test, list(far.split(128)))
 
 
