@@ -150,12 +150,9 @@ class Trial:
 
 
 class Trials:
-    """Fits the numbers of the likelihood at any scale, each once; a fit starts at the one of the scale next to it.
+    """Fits the numbers of the likelihood at any scale, each once; a fit starts at the one of the scale next to it."""
 
-    `bounded`: whether these stay where they do not undo what the variance does (`Free.bounds_beside`).
-    """
-
-    def __init__(self, held: HeldOut, likelihood: Likelihood, bounded: bool = True):
+    def __init__(self, held: HeldOut, likelihood: Likelihood, bounded: bool = True):  # by `Free.bounds_beside`
         self._held, self._likelihood = held, likelihood
         self._free = likelihood.free(held.batches)
         self._bounds = self._free.bounds if self._free else []
