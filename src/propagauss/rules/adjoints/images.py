@@ -54,14 +54,14 @@ def convolution(
     folded = g.reshape(-1, *y.shape[1:])
     if max(w.shape[2:]) == 1 < max(stride) and not any(padding):  # a product, quicker than PyTorch's convolution
         found = _BACK[x.dim()](folded, w, None, 1, 0, 0, groups)
-        return _spread(found, stride, x.shape[2:]).reshape(*lead, *x.shape)
+        return _with_gaps(found, stride, x.shape[2:]).reshape(*lead, *x.shape)
     whole = torch.compiler.is_compiling() or not g.is_cpu or folded.numel() <= BLOCK_ENTRIES
     parts = (folded,) if whole else folded.split(max(1, BLOCK_ENTRIES // folded[0].numel()))
     found = [_BACK[x.dim()](few, w, None, stride, padding, extra, groups, dilation) for few in parts]
     return (found[0] if whole else torch.cat(found)).reshape(*lead, *x.shape)
 
 
-def _spread(t: Tensor, stride: list[int], sizes: Any) -> Tensor:
+def _with_gaps(t: Tensor, stride: list[int], sizes: Any) -> Tensor:
     """Entries of an image with zeros between them, where a stride left some out."""
     shape = [t.shape[0], t.shape[1]]
     apart = t.reshape(*shape, *(s for size in t.shape[2:] for s in (size, 1)))
