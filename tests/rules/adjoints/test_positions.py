@@ -34,6 +34,7 @@ def literal(g: Tensor, a: Tensor, variance: Tensor, bias: Tensor) -> Tensor:
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_against_loops(count: int, full: bool, pairs: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(positions, "BLOCK_ENTRIES", block)
+    monkeypatch.setattr(positions, "LONG_PRODUCTS", block)
     torch.manual_seed(0)
     g, a = torch.randn(K, B, O, count).double(), torch.randn(B, I, count).double()
     variance, bias = torch.rand(O, I).double(), torch.rand(O).double()

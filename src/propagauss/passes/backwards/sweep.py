@@ -29,11 +29,12 @@ from propagauss.nodes import (
 )
 from propagauss.passes.backwards.arguments import has_complex, has_derivative, is_several, paths, value_type
 from propagauss.passes.backwards.choice import Choice, ChosenRows, Seeds
-from propagauss.passes.backwards.gates import move_gates
 from propagauss.passes.backwards.layers import at_positions, behind, layer, on_patches
 from propagauss.passes.backwards.layout import observed
 from propagauss.passes.backwards.results import of_input, seed, seed_unless_whole, weight_rows
 from propagauss.passes.backwards.samples import PLAIN, apart, axes, fronted
+from propagauss.passes.backwards.shortcuts.averages import factor_averages
+from propagauss.passes.backwards.shortcuts.gates import move_gates
 from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_numbers, check_outputs, check_size
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
@@ -41,6 +42,7 @@ from propagauss.posteriors.roots import joint_root, own_root
 from propagauss.rules.adjoints.forms import DiagonalEmbedding, gram, independent, layer_form, squares
 from propagauss.rules.adjoints.positions import Sizes, shared_form
 from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE, pulled_back, pulled_back_per_sample
+from propagauss.rules.adjoints.tiles import TiledConvolution
 from propagauss.tracing.trace import Traced
 
 aten = torch.ops.aten
@@ -82,6 +84,7 @@ class Sweep:
         self._forward()
         self.graph.output(tuple(self._result(i, output) for i, output in enumerate(self.traced.outputs)))
         move_gates(self.graph, self.root)
+        factor_averages(self.graph, self.root)
         self.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
         body = fx.GraphModule(self.root, self.graph, class_name="LinearisedBody")
         body.delete_all_unused_submodules()
@@ -276,7 +279,10 @@ class Sweep:
             if form is None or (found.is_convolution and axis != PLAIN):
                 return set()
             self.values = max(self.values, found.inputs * (sizes.positions or 1) // self.entries)
-            if found.is_convolution:
+            padding = None if own.basis is not None or sizes.by_pairs(self.full) else found.tiled()
+            if padding is not None:
+                form, inputs = TiledConvolution(own, self.full, padding), (g, env[found.x])
+            elif found.is_convolution:
                 rest = map_arg(node.args[1:], env.__getitem__)
                 inputs = self._call(behind, g), self._call(on_patches, env[found.x], *rest)  # type: ignore[misc]
             else:

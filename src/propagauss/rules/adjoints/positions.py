@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from propagauss.rules.adjoints.forms import Form, Independent, added, gram, squares
+from propagauss.rules.adjoints.forms import Form, Independent, added, gram, squares, weighted
 
 BLOCK_ENTRIES = 2**19  # of a Jacobian, at one time
+LONG_PRODUCTS = 2**15  # entries of all inputs
 PASS = 16  # products that take as long as reading and writing one entry of a Jacobian
 
 
@@ -76,6 +77,35 @@ class SharedLayer(Form):
         return added(form(g, a, self.variance, self.full), total)
 
 
+class AveragedLayer(Form):
+    """The same from `r [K, B, o]` and `m [B, o, T]`, where `g = r m`: one Jacobian `N = m aᵀ` serves all outputs."""
+
+    variance: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: SharedLayer):
+        super().__init__()
+        self.full = layer.full
+        is_root = layer.full and not layer.pairs
+        self.register_buffer("variance", layer.variance.square() if is_root else layer.variance)
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.square())
+
+    def forward(self, r: Tensor, m: Tensor, a: Tensor, total: Tensor | None = None) -> Tensor:
+        noise = _noise(m, a, self.variance)
+        if self.bias is not None:
+            noise = noise + m.sum(-1).square() * self.bias
+        return weighted(r, noise, self.full, total)
+
+
+def _noise(m: Tensor, a: Tensor, variance: Tensor) -> Tensor:
+    """`Σ_i V_oi N_oi² [B, o]`"""
+    if torch.compiler.is_compiling() or m.requires_grad or a.requires_grad:
+        return ((m @ a.mT).square() * variance).sum(-1)
+    rows = max(1, BLOCK_ENTRIES // max(1, 4 * a.shape[0] * a.shape[1]))
+    parts = zip(m.split(rows, 1), variance.split(rows), strict=True)
+    return torch.cat([(few @ a.mT).square_().mul_(v).sum(-1) for few, v in parts], 1)
+
+
 def _by_jacobian(g: Tensor, a: Tensor, variance: Tensor, full: bool) -> Tensor:
     """`variance` holds variances, or standard deviations if the whole covariance is wanted."""
     outputs, batch, results, _ = g.shape
@@ -111,14 +141,22 @@ def _by_pairs(g: Tensor, a: Tensor, variance: Tensor, full: bool) -> Tensor:
     at = torch.zeros(positions, positions, dtype=torch.long, device=a.device)
     count = torch.arange(len(first), device=a.device)
     at = at.index_put((first, second), count).index_put((second, first), count)
-    inputs = a.mT
-    pairs = F.linear(inputs[:, first] * inputs[:, second], variance)  # [B, pairs, o]
+    pairs = F.linear(_products(a.mT, first, second), variance)  # [B, pairs, o]
     between = pairs[:, at].permute(0, 3, 1, 2)  # [B, o, T, T]
     rows = g.permute(1, 2, 0, 3)  # [B, o, K, T]
     moved = rows @ between
     if not full:
         return (moved * rows).sum((1, 3))
     return moved.transpose(1, 2).flatten(2) @ rows.transpose(1, 2).flatten(2).mT
+
+
+def _products(inputs: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Products of the inputs `[B, T, i]` at all pairs of positions; long ones are not copied first."""
+    batch, positions, length = inputs.shape
+    if torch.compiler.is_compiling() or batch * positions * length < LONG_PRODUCTS:
+        return inputs[:, first] * inputs[:, second]
+    inputs = inputs.contiguous()
+    return torch.cat([inputs[:, t:] * inputs[:, t : t + 1] for t in range(positions)], 1)
 
 
 def shared_form(layer: Independent, full: bool, sizes: Sizes) -> Form | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from propagauss.rules.adjoints.registry import adjoint
 
 aten = torch.ops.aten
+BLOCK_ENTRIES = 2**18  # of sensitivities, from which on they are taken output by output to stay in the cache
 
 
 def _dims(dim: Any, rank: int) -> list[int]:
@@ -102,10 +103,14 @@ def batch_norm(
 ) -> Tensor:  # fmt: skip
     """In evaluation mode: `y = (x - mean) w / √(var + eps) + b`, per channel."""
     lead, inner = g.dim() - y.dim(), [1] * (y.dim() - 2)
-    scale = (var + eps).rsqrt()
     if i == 0:
-        return g * (scale if w is None else scale * w).reshape(-1, *inner)
-    return _channels(g, x, mean, scale, i, lead, lead + 1)
+        return g * channel_scale(w, var, eps).reshape(-1, *inner)
+    return _channels(g, x, mean, (var + eps).rsqrt(), i, lead, lead + 1)
+
+
+def channel_scale(w: Tensor | None, var: Tensor, eps: float) -> Tensor:
+    scale = (var + eps).rsqrt()
+    return scale if w is None else scale * w
 
 
 @adjoint(aten.batch_norm.default, per_sample=True)
@@ -119,7 +124,10 @@ def batch_norm_per_sample(
 def _channels(g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, i: int, first: int, channel: int) -> Tensor:
     """Sensitivities of scale (1) and shift (2), summed over all but the channels from dimension `first` on."""
     inner = [1] * (x.dim() - 2)
-    if i == 1:
-        g = g * ((x - mean.reshape(-1, *inner)) * scale.reshape(-1, *inner))
     over = [d for d in range(first, g.dim()) if d != channel]
-    return _sum(g, over)
+    if i == 2:
+        return _sum(g, over)
+    z = (x - mean.reshape(-1, *inner)) * scale.reshape(-1, *inner)
+    if torch.compiler.is_compiling() or g.numel() < BLOCK_ENTRIES or first != 2:
+        return _sum(g * z, over)
+    return torch.stack([_sum(row * z, [d - 1 for d in over]) for row in g])

@@ -1,0 +1,28 @@
+"""Adjoints of convolutions by automatic differentiation, also where they are computed in parts or as plain products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from propagauss.rules.adjoints import images
+
+
+@pytest.mark.parametrize("block", [1, 10**6])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride"),
+    [((9,), 1, [4]), ((7, 8), 1, [2, 3]), ((5, 4, 6), 1, [2, 1, 2]), ((7, 8), 3, [2, 1])],
+    ids=["line", "image", "volume", "patches"],
+)
+def test_strided_convolutions(
+    size: tuple[int, ...], kernel: int, stride: list[int], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "BLOCK_ENTRIES", block)
+    torch.manual_seed(0)
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[len(size) - 1]
+    x, w = torch.randn(2, 4, *size).double(), torch.randn(6, 2, *[kernel] * len(size)).double()
+    y, pull = torch.func.vjp(lambda x: convolve(x, w, None, stride, kernel // 2, 1, 2), x)
+    g = torch.randn(3, *y.shape).double()
+    found = images.convolution(g, 0, y, x, w, None, stride, kernel // 2, 1, 2)
+    torch.testing.assert_close(found, torch.stack([pull(row)[0] for row in g]))
