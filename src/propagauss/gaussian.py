@@ -196,8 +196,11 @@ class Gaussian:
         """The same entries in the same order, in another shape."""
         return self.with_stored(self.mean.reshape(shape), self.kind.reshaped(self, shape))
 
-    def matched(self, mean: Tensor, variance: Tensor, slope: Tensor) -> Gaussian:
-        """These moments; deviations in common with other entries go through `slope` (shape of the mean)."""
+    def matched(self, mean: Tensor, variance: Tensor, slope: Tensor | None) -> Gaussian:
+        """These moments; deviations in common with other entries go through `slope` (shape of the mean).
+
+        None will do where the structure keeps nothing in common.
+        """
         return self.with_stored(mean, self.kind.matched(self, variance, slope))
 
     def certain(self, mean: Tensor) -> Gaussian:

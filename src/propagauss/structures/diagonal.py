@@ -56,7 +56,7 @@ class Diagonal:
     def reshaped(self, x: Value, shape: Sequence[Any]) -> Tensor:
         return x.stored.reshape(shape)
 
-    def matched(self, x: Value, variance: Tensor, slope: Tensor) -> Tensor:
+    def matched(self, x: Value, variance: Tensor, slope: Tensor | None) -> Tensor:
         return variance
 
     def certain(self, x: Value, mean: Tensor) -> Tensor:

@@ -75,7 +75,8 @@ class Full:
     def reshaped(self, x: Value, shape: Sequence[Any]) -> Tensor:
         return x.stored
 
-    def matched(self, x: Value, variance: Tensor, slope: Tensor) -> Tensor:
+    def matched(self, x: Value, variance: Tensor, slope: Tensor | None) -> Tensor:
+        assert slope is not None
         batch, n, _ = x.stored.shape
         extra = (variance - slope.square() * x.variance).clamp(min=0).reshape(batch, n)
         return self.scaled(x, slope) + torch.diag_embed(extra)

@@ -98,8 +98,8 @@ class Structure(Protocol):
         """Another shape with the entries in the same order."""
         ...
 
-    def matched(self, x: Value, variance: Tensor, slope: Tensor) -> Tensor:
-        """These variances, and `D C D` with `D = diag(slope)` between different entries."""
+    def matched(self, x: Value, variance: Tensor, slope: Tensor | None) -> Tensor:
+        """These variances, and in joint structures `D C D` with `D = diag(slope)` between different entries."""
         ...
 
     def certain(self, x: Value, mean: Tensor) -> Tensor:

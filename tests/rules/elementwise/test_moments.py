@@ -20,7 +20,8 @@ from propagauss.rules.elementwise.activation import MomentMatched, elementwise
 from propagauss.rules.elementwise.comparisons import decisions, fusable_comparison
 from propagauss.rules.elementwise.moments import MOMENTS
 from propagauss.rules.elementwise.pieces import mills, split
-from propagauss.rules.elementwise.quadrature.stretched import BLOCK, Stretched
+from propagauss.rules.elementwise.quadrature.stretched import Stretched
+from propagauss.rules.elementwise.quadrature.sums import BLOCK
 from propagauss.rules.elementwise.quadrature.two_scales import two_scales
 from reference import random_psd
 from rules.cases import Call

@@ -1,103 +1,76 @@
 """First two moments of functions with one kink at most and tails of any kind: softsign, arctangent and the like.
 
-Gauss-Legendre rules on both sides of the kink `k`, in a variable `t` in which the function bends on one scale only,
+The trapezoidal rule, `K` equidistant nodes `u_j` that are the same for all entries, in a variable `τ` in which the
+function bends on one scale only. With `α = (m - k)/s`, `k` the kink or the place where the function bends,
 
-    x = k + t + t³,        E[f(x)] = Σ_p Σ_r w_r |p| (1 + 3 t_pr²) φ(z_pr)/s f(x_pr),        z = (x - m)/s
+    E[f(x)] = Σ_j w 3 τ_j² φ(z_j) f(m + s z_j),        z_j = τ_j³ - α,        τ_j = u_j + β α
 
-so that few nodes do, whether the standard deviation is small or large compared with the bend at `k`: far out, `t` grows
-like the third root of `x`. Whether a function is of this kind, and how many nodes it takes, is not guessed: `stretched`
-compares with a fine quadrature over all means and variances that matter.
+so that few nodes do, whether the standard deviation is small or large compared with the bend at `k`: there, at `τ = 0`,
+they are dense, and far out `τ` grows like the third root of `z`. In `τ` even a kink is smooth: `|x|` is `s |τ|³`. The
+factor `β` keeps `R` standard deviations on either side of the mean within the nodes, wherever the kink is. Whether a
+function is of this kind, and how many nodes it takes, is not guessed: `stretched` compares with a fine quadrature over
+all means and variances that matter.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
 from propagauss.rules.elementwise.quadrature.borders import Borders
-from propagauss.rules.elementwise.quadrature.design import Function, Keyed, agrees, grid, reference
-from propagauss.rules.elementwise.quadrature.panels import least_variance, legendre
+from propagauss.rules.elementwise.quadrature.design import Keyed, agrees, grid, reference
+from propagauss.rules.elementwise.quadrature.sums import Found, in_blocks, lifted, moments, raised
 
-REACH = 6.1  # standard deviations
-CLOSE = 4.0  # a kink farther away does not count, and there is a border here instead:
-INSTEAD = -2.0
-# nodes on the mean's side of the kink and on the other, to choose from
-SIZES = ((20, 12), (22, 14), (22, 16), (26, 20))
 TOLERANCE = 3e-5
-BLOCK = 8192  # entries at once: values at nodes that stay in the cache are twice as fast
+
+
+class Nodes(NamedTuple):
+    """How many, how far they reach (`R`), and how close a kink must be to count; in standard deviations."""
+
+    count: int
+    reach: float
+    close: float
+
+
+SIZES = (Nodes(36, 5.4, 6.3), Nodes(40, 5.6, 6.5), Nodes(48, 7.0, 7.0))  # to choose from
 
 
 class Stretched(nn.Module):
     """`E[g]`, `Var[g]` and the regression slope `Cov(x, g)/v` from `m` and `v`."""
 
-    own: Tensor
-    other: Tensor
-    weights: Tensor
+    nodes: Tensor
+    weight: Tensor
+    eps: Tensor
 
-    def __init__(self, function: Function, kink: float, sizes: tuple[int, int], dtype: torch.dtype):
+    def __init__(self, function: nn.Module, kink: float, nodes: Nodes, dtype: torch.dtype):
         super().__init__()
-        self.function, self.kink = function, kink
-        (own, w), (other, u) = (legendre(torch.float64, n) for n in sizes)
-        weights = torch.block_diag(w.unsqueeze(0), u.unsqueeze(0)) / math.sqrt(2 * math.pi)
-        for name, value in {"own": own, "other": other, "weights": weights}.items():
-            self.register_buffer(name, value.to(dtype))
+        self.function, self.kink, self.close = function, kink, nodes.close
+        end = nodes.reach ** (1 / 3)
+        step = 2 * end / (nodes.count - 1)
+        self.shift = 1 / (3 * end * end)  # β: the ends of the nodes move as the `τ` of `z = ±R` do
+        u = torch.linspace(-end, end, nodes.count, dtype=torch.float64)
+        weight = math.log2(3 * step / math.sqrt(2 * math.pi))  # its logarithm, in the exponent, saves an op
+        self.register_buffer("nodes", u.view(-1, 1, 1).to(dtype))
+        self.register_buffer("weight", torch.tensor(weight, dtype=dtype))
+        self.register_buffer("eps", torch.tensor(torch.finfo(dtype).eps, dtype=dtype))
 
-    def forward(self, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if torch.compiler.is_compiling() or v.shape != m.shape or m.numel() <= BLOCK:
-            return self._moments(m, v)
-        blocks = zip(m.flatten().split(BLOCK), v.flatten().split(BLOCK), strict=True)
-        parts = zip(*(self._moments(*each) for each in blocks), strict=True)
-        mean, variance, slope = (torch.cat(each).view(m.shape) for each in parts)
-        return mean, variance, slope
+    def forward(self, m: Tensor, v: Tensor, slope: bool = True) -> Found:
+        """The slope only if it is asked for."""
+        return in_blocks(self._moments, m, v, slope)
 
-    def _moments(self, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Seen from the side of the mean: `n = |m - k|`, and `z` grows away from the kink.
-
-        Below a floor, where the nodes would collapse onto the mean, moments are extrapolated linearly in `v`.
-        """
-        floored = v.maximum(least_variance(m.detach()))
-        scale = floored.rsqrt()
-        s, away = floored * scale, m - self.kink
-        sign = torch.where(away < 0, -1.0, 1.0)
-        n = away * sign  # not `abs`, whose derivative at zero is zero
-        split = n * scale
-        split = torch.where(split < CLOSE, -split, INSTEAD)
-        t = third_root(torch.stack([n, n + REACH * s, torch.addcmul(n, s, split), n - REACH * s]))
-        centre, borders = t[0], t[1:] - t[0]
-        widths, lift = borders[:-1] - borders[1:], [1] * m.dim()
-        sides = [
-            torch.addcmul(start, width, nodes.reshape(-1, *lift))
-            for start, width, nodes in zip(borders[1:], widths, (self.own, self.other), strict=True)
-        ]
-        d = torch.cat(sides)  # t - t(mean), [R, *m.shape]
-        # z = d (1 + 3 t² + 3 t d + d²)/s, in which nothing cancels, and its derivative
-        slant = torch.addcmul(3 * centre * scale, d, scale)
-        chord = torch.addcmul(torch.addcmul(scale, 3 * centre * centre, scale), d, slant)
-        rate = torch.addcmul(chord, d, torch.addcmul(slant, d, scale))
-        z = d * chord
-        at_mean = self.function(m)
-        values = self.function(torch.addcmul(m, s * sign, z)) - at_mean
-        density = torch.exp(torch.addcmul(z.new_zeros(()), z, z, value=-0.5)) * rate
-        once = density * values
-        shift, second, along = (self._sum(each, widths) for each in (once, once * values, once * z))
-        share = v / floored
-        variance = torch.addcmul(second, shift, shift, value=-1).clamp(min=0)
-        return torch.addcmul(at_mean, share, shift), share * variance, along * (scale * sign)
-
-    def _sum(self, values: Tensor, widths: Tensor) -> Tensor:
-        sides = (self.weights @ values.reshape(len(values), -1)).reshape(widths.shape)
-        return (sides * widths).sum(0)
-
-
-def third_root(x: Tensor) -> Tensor:
-    """The `t` of `x = t + t³`, `2/√3 sinh(asinh(3√3/2 x)/3)`; the inverse written out is four times as fast."""
-    sign = torch.where(x < 0, -1.0, 1.0)
-    y = x * ((1.5 * math.sqrt(3)) * sign)
-    third = torch.log(y + torch.sqrt(y * y + 1)) / 3
-    return torch.sinh(third) * ((2 / math.sqrt(3)) * sign)
+    def _moments(self, m: Tensor, v: Tensor, slope: bool) -> Found:
+        s, share = raised(m, v, self.eps)
+        alpha = (m - self.kink if self.kink else m) / s
+        minus_alpha = torch.hardshrink(alpha, self.close) - alpha  # zero if the kink is too far away to count
+        tau = torch.add(lifted(self.nodes, m), minus_alpha, alpha=-self.shift)  # [K, *m.shape]
+        square = tau * tau
+        z = torch.addcmul(minus_alpha, square, tau)
+        mass = torch.exp2(torch.addcmul(self.weight, z, z, value=-0.5 / math.log(2))) * square  # `exp` is slower
+        return moments(self.function, m, (s, share), (z, mass), slope)
 
 
 def stretched(graph: fx.GraphModule, borders: Borders, dtype: torch.dtype) -> Stretched | None:
@@ -106,12 +79,12 @@ def stretched(graph: fx.GraphModule, borders: Borders, dtype: torch.dtype) -> St
     if not is_one or borders.affine or borders.bent or borders.ends or len(borders.kinks) > 1:
         return None
     kink = borders.kinks[0] if borders.kinks else 0.0
-    sizes = _fewest(Keyed(graph), kink)
-    return None if sizes is None else Stretched(graph, kink, sizes, dtype)
+    nodes = _fewest(Keyed(graph), kink)
+    return None if nodes is None else Stretched(graph, kink, nodes, dtype)
 
 
 @cache
-def _fewest(function: Keyed, kink: float) -> tuple[int, int] | None:
+def _fewest(function: Keyed, kink: float) -> Nodes | None:
     g = function.graph
     far = torch.logspace(-3, 6, 200, dtype=torch.float64)
     with torch.no_grad():
@@ -119,7 +92,7 @@ def _fewest(function: Keyed, kink: float) -> tuple[int, int] | None:
             return None
         m, s = grid()
         true = reference(g, m, s)
-        for sizes in SIZES:
-            if agrees(Stretched(g, kink, sizes, torch.float64)(m, s.square()), true, s, TOLERANCE):
-                return sizes
+        for nodes in SIZES:
+            if agrees(Stretched(g, kink, nodes, torch.float64)(m, s.square()), true, s, TOLERANCE):
+                return nodes
     return None
