@@ -87,6 +87,23 @@ def table(title: str, found: Sequence[Record], at_map: float) -> str:
     return html.table(["", "ACC", "NLPD", "ECE", "NLPD - temperature scaling", "scale"], lines, caption)
 
 
+def headline(by_set: Mapping[str, Sequence[Record]]) -> str:
+    """NLPD and ECE as a Markdown table, means over seeds, sets in columns; nothing if none was run."""
+    known = {title: found for title, found in by_set.items() if found}
+    if not known:
+        return ""
+    seeds = min(len(found) for found in known.values())
+    lines = [f"| NLPD / ECE, means over {seeds} seeds | {' | '.join(known)} |", "|---|" + "--:|" * len(known)]
+    for row in next(iter(known.values()))[0]["rows"]:
+        cells = []
+        for found in known.values():
+            same = _same(found, row["name"])
+            cells.append(" / ".join(f"{statistics.fmean(s[m] for s in same):.3f}" for m in ("nlpd", "ece")))
+        title = f"**{_title(row)}**" if row["method"] in (STREAMLINED, LINEARISED) else _title(row)
+        lines.append(f"| {title.replace('sampling', f'{SAMPLES} samples')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _network(here: float, above: float) -> str:
     if abs(here - above) < 1e-6:
         return "The first network is that of the tables above."

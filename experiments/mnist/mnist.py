@@ -17,7 +17,7 @@ from experiments.methods.classify import Batches, Label, Predictor, Score, bold,
 from experiments.mnist import engines
 from experiments.mnist import training as mnist_training
 from experiments.mnist.networks import IVON, MAP, Trained, ivon_network, laplace, map_network
-from experiments.mnist.readings import OURS, REQUIRED, TITLES, Rows, headline, readings
+from experiments.mnist.readings import OURS, REQUIRED, TITLES, Rows, readings
 from experiments.published import mnist as published
 from experiments.report import html
 from propagauss import metrics
@@ -238,7 +238,8 @@ def section(records: dict[str, Record]) -> Section:
     )
     body += html.figure(sweep_plot({TITLES[n]: r for n, r in known.items()}), caption)
     both = [line for name in known for line in engines.reading(TITLES[name], engines.of_set(records, name))]
-    return Section(body, [*both, *readings(records)], headline(records))
+    by_title = {TITLES[name]: engines.of_set(records, name) for name in known}
+    return Section(body, [*both, *readings(records)], engines.headline(by_title))
 
 
 def _tables(name: str, rows: Rows) -> str:

@@ -1,4 +1,4 @@
-"""What the records of `mnist` show, in sentences, and the small table for the README."""
+"""What the records of `mnist` show, in sentences."""
 
 from __future__ import annotations
 
@@ -145,28 +145,3 @@ def verdict(gap: float, error: float, who: str = "ours") -> str:
 
 def _link(method: str) -> str:
     return " probit" if method == "GLM" else ""
-
-
-# -- README
-
-_HEADLINE = {
-    "MAP": "MAP",
-    "temperature scaling": "temperature scaling",
-    "LA sampling": "LA, 1,000 samples",
-    "LA sampling scale fitted": "LA, 1,000 samples, scale fitted",
-    "LA GLM probit": "LA, GLM",
-    "LA GLM probit scale fitted": "LA, GLM, scale fitted",
-    OURS: "**LA, streamlined**",
-    "MFVI sampling": "MFVI, 1,000 samples",
-    "MFVI ours probit": "**MFVI, streamlined**",
-}
-
-
-def headline(records: Mapping[str, Record]) -> str:
-    """Methods by data sets, NLPD and ECE."""
-    found = {TITLES[n]: Rows(records[n]) for n in TITLES if n in records}
-    lines = ["| NLPD / ECE | " + " | ".join(found) + " |", "|---|" + "--:|" * len(found)]
-    for key, words in _HEADLINE.items():
-        cells = [f"{rows[key]['nlpd']:.3f} / {rows[key]['ece']:.3f}" for rows in found.values()]
-        lines.append(f"| {words} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)

@@ -14,6 +14,8 @@ from pathlib import Path
 from experiments.frame.experiment import Record
 from experiments.frame.store import Store
 from experiments.published import valla as published
+from experiments.selective.methods import ENSEMBLE, FITTED, MEAN, PLAIN
+from experiments.selective.report import ENGINES, Rows, by_set
 from experiments.valla.readings import EXACT
 from experiments.valla.summary import Summary, cost, summaries
 from experiments.valla.ways import BATCH
@@ -94,11 +96,31 @@ def against_temperature(name: str) -> Callable[[Path], str]:
     return lambda results: _valla(results, name).difference(EXACT)
 
 
+def _selective(results: Path) -> dict[str, Rows]:
+    return by_set({key: r["results"] for key, r in Store(results, "selective", "full").records().items()})
+
+
+def ensemble_best(results: Path) -> str:
+    """Sets of selective prediction on which the ensemble has a lower AURC than both engines, calibrated."""
+    known, best = _selective(results), 0
+    for rows in known.values():
+        engines = [n for n in rows.names if rows.first(n)["method"] in ENGINES and rows.first(n)["form"] == FITTED]
+        best += rows.aurc(ENSEMBLE)[0] < min(rows.aurc(n)[0] for n in engines)
+    return f"{best} of {len(known)}"
+
+
+def cifar_accuracy(method: str) -> Callable[[Path], str]:
+    return lambda results: f"{_selective(results)['cifar10'].mean(method, 'accuracy'):.0%}"
+
+
 NUMBERS: dict[str, Callable[[Path], str]] = {
     "opening-inside": inside,
     "uses-plain": plain_won,
     "uses-worse": tuned(1),
     "uses-better": tuned(-1),
+    "ensemble-best": ensemble_best,
+    "cifar-plain": cifar_accuracy(PLAIN),
+    "cifar-ivon": cifar_accuracy(f"IVON, {MEAN}"),
     "valla-cost": exact_cost,
     "valla-auroc-mnist": auroc("mnist"),
     "valla-auroc-fashion": auroc("fashion_mnist"),

@@ -97,9 +97,14 @@ def _with_error(pairs: Sequence[tuple[float, ...]]) -> tuple[float, float]:
     return statistics.fmean(values), max(over_inputs, over_seeds)
 
 
-def section(records: dict[str, Record]) -> Section:
+def by_set(records: Mapping[str, Record]) -> dict[str, Rows]:
+    """The sets that were run."""
     found = {name: [r for r in records.values() if r["set"] == name] for name in SETS}
-    known = {name: Rows(sorted(some, key=lambda r: r["seed"])) for name, some in found.items() if some}
+    return {name: Rows(sorted(some, key=lambda r: r["seed"])) for name, some in found.items() if some}
+
+
+def section(records: dict[str, Record]) -> Section:
+    known = by_set(records)
     body = html.paragraph(_NOTE) + "".join(f"<h3>{SETS[n]}</h3>{_table(n, rows)}" for n, rows in known.items())
     missing = [SETS[n] for n in SETS if n not in known]
     body += html.paragraph(f"Not run: {', '.join(missing)}.") if missing else ""
@@ -177,7 +182,9 @@ def readings(where: str, rows: Rows) -> list[str]:
     own = f"IVON, {MEAN}"
     told = [f"{_short(n)} {_change(rows.aurc(n)[0], rows.aurc(own)[0]):+.1%}" for n in rows.names if _of_ivon(rows, n)]
     lines.append(
-        f"{where}, IVON, AURC against that of its own mean weights ({_percent(rows, own)}): {', '.join(told)}."
+        f"{where}, IVON, AURC against that of its own mean weights ({_percent(rows, own)}; their accuracy is "
+        f"{rows.mean(own, 'accuracy'):.3f}, that of the plain model {rows.mean(PLAIN, 'accuracy'):.3f}): "
+        f"{', '.join(told)}."
     )
     return lines
 

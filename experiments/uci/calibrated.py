@@ -105,6 +105,24 @@ def table(sets: Sequence[Summary], beside: Sequence[Summary]) -> str:
     return html.table(["method", *(s.name for s in sets), "bold", "rank"], lines, caption)
 
 
+def headline(sets: Sequence[Summary]) -> str:
+    """Bold counts and ranks of the fitted methods as a Markdown table; nothing if they were not run."""
+    if not sets:
+        return ""
+    groups = contests(sets)
+    counts, ranks = bold_counts(sets, "nlpd", groups), mean_ranks(sets, groups)
+    lines = [
+        f"| the same {len(sets)} sets, all fitted on the validation part | NLPD best or tied | mean NLPD rank |",
+        "|---|---|---|",
+    ]
+    for kind, methods in groups.items():
+        for m in methods:
+            name = m.replace(f"{kind} ", f"{kind}, ", 1)
+            name = name if PLAIN in m else f"**{name}**"
+            lines.append(f"| {name} | {counts[m]}/{len(sets)} | {ranks[m]:.1f} of {len(methods)} |")
+    return "\n".join(lines)
+
+
 def _networks(sets: Sequence[Summary], beside: Sequence[Summary]) -> str:
     """Whether training again gave the networks of the other tables."""
     above = {(s.name, f["fold"]): f["scores"] for s in beside for f in s.folds}

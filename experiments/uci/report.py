@@ -45,7 +45,11 @@ def section(records: Mapping[str, Record]) -> Section:
     layers = {n: found for n, found in layers.items() if found}
     if layers:
         body += "<h3>What one pass leaves out and adds</h3>" + _layers(layers)
-    return Section(body, [*readings(sets, layers), *calibrated.readings(both)], headline(sets))
+    return Section(body, [*readings(sets, layers), *calibrated.readings(both)], _headlines(sets, both))
+
+
+def _headlines(sets: Sequence[Summary], both: Sequence[Summary]) -> str:
+    return "\n\n".join(text for text in (headline(sets), calibrated.headline(both)) if text)
 
 
 def _paper_table(sets: Sequence[Summary], metric: str, paper: Published) -> str:

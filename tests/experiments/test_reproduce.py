@@ -248,15 +248,16 @@ def test_a_file_of_another_form_is_an_error(tmp_path: Path) -> None:
 # -- numbers within sentences
 
 
-def test_numbers_of_the_readme_are_those_of_the_results() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert not re.search(r"^\s*<!-- number", text, re.MULTILINE)  # it would begin a block of HTML
-    found = numbers.shown(text)
+def test_numbers_in_pages_are_those_of_the_results() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    assert not any(re.search(r"^\s*<!-- number", text, re.MULTILINE) for text in texts)  # a block of HTML would begin
+    found = {name: number for text in texts for name, number in numbers.shown(text).items()}
     assert found.keys() == numbers.NUMBERS.keys()
     coverage = float(found.pop("opening-inside").rstrip("%"))  # computed anew, so that it depends on the machine
     assert coverage == pytest.approx(float(numbers.number("opening-inside", ROOT / "results").rstrip("%")), abs=1.0)
     stale = {name: text for name, text in found.items() if text != numbers.number(name, ROOT / "results")}
-    assert not stale, "python -m experiments.report.readme README.md"
+    assert not stale, "python -m experiments.report.readme README.md (or the page in which the number stands)"
 
 
 def test_a_page_with_a_number_that_nobody_knows() -> None:

@@ -237,7 +237,7 @@ def test_uci_runs_resumes_and_reports(data, tmp_path, tiny):
     assert run(uci.EXPERIMENT, context, tmp_path) == 4
     assert run(uci.EXPERIMENT, context, tmp_path) == 0
     found = section("uci", tmp_path, "quick")
-    assert found is not None and found.headline.count("\n") == 6
+    assert found is not None and found.headline.count("\n") == 6 + 2 + 1 + 10  # two tables
     assert "1.287 ± 0.069" in found.body and "table" in found.body
     assert any("MFVI ours at least as often as sampling" in r for r in found.readings)
     assert any("LA linearised, scale and noise by `calibrate`" in r for r in found.readings)
