@@ -30,7 +30,7 @@ def test_equal_to_patches(
     torch.manual_seed(0)
     x = torch.randn(B, I, *(n + 2 - 2 * p for n, p in zip(size, padding, strict=True))).double()
     g, layer = torch.randn(K, B, O, *size).double(), Independent(torch.rand(O, 9 * I).double(), torch.rand(O), None)
-    patches = F.unfold(x, 3, padding=padding)
+    patches = F.unfold(x, 3, padding=tuple(padding))
     truth = SharedLayer(layer, full, pairs=False)(g.flatten(3), patches, total := torch.rand(()).double())
     form = TiledConvolution(layer, full, padding)
     torch.testing.assert_close(form(g, x, total), truth, rtol=1e-12, atol=0)

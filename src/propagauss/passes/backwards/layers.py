@@ -60,7 +60,7 @@ class Layer:
         w, sizes = self.weight.meta["val"], tuple(self.x.meta["val"].shape[2:])
         if not self.is_convolution or not all(isinstance(s, int) for s in sizes):
             return None
-        return Geometry(sizes, tuple(w.shape[2:]), *map(tuple, settings(w, *self.node.args[2:])))
+        return Geometry(sizes, tuple(w.shape[2:]), *map(tuple, settings(w, *self.node.args[2:])))  # type: ignore[arg-type]
 
     def has_one_vector(self, axis: Axis | None) -> bool:
         return axis == PLAIN and not self.is_convolution and self.x.meta["val"].dim() == 2

@@ -35,7 +35,7 @@ from propagauss.passes.backwards.results import of_input, seed, seed_unless_whol
 from propagauss.passes.backwards.samples import PLAIN, apart, axes, fronted
 from propagauss.passes.backwards.shortcuts.averages import factor_averages
 from propagauss.passes.backwards.shortcuts.gates import move_gates
-from propagauss.passes.backwards.shortcuts.images import read_images
+from propagauss.passes.backwards.shortcuts.images import read_images, tile_adjoints
 from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_numbers, check_outputs, check_size
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
@@ -88,6 +88,7 @@ class Sweep:
         move_gates(self.graph, self.root)
         factor_averages(self.graph, self.root)
         read_images(self.graph, self.root, self.geometries)
+        tile_adjoints(self.graph, self.root, self.entries)
         self.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
         body = fx.GraphModule(self.root, self.graph, class_name="LinearisedBody")
         body.delete_all_unused_submodules()
