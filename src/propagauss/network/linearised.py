@@ -32,7 +32,7 @@ class Sensitivities:
 # How many samples go through together. Sensitivities should fit into the processor's cache; but all weights are read
 # for every group of samples, so that a group has some, if they do not take more than a few times as much.
 CACHE_BYTES = 2**22
-GROUP, GROUP_BYTES = 64, 2**24
+GROUP, GROUP_BYTES = 64, 2**25
 FEWEST = 2  # PyTorch's convolutions are much slower for a single image
 
 

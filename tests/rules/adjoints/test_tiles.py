@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -11,8 +9,7 @@ from torch.nn import functional as F
 
 import propagauss as pg
 from propagauss.baselines import GLM
-from propagauss.passes.backwards import layers
-from propagauss.predict.models.loading import load
+from propagauss.passes.backwards.shortcuts import images
 from propagauss.rules.adjoints import tiles
 from propagauss.rules.adjoints.forms import Independent
 from propagauss.rules.adjoints.positions import SharedLayer
@@ -33,7 +30,7 @@ def test_equal_to_patches(
     torch.manual_seed(0)
     x = torch.randn(B, I, *(n + 2 - 2 * p for n, p in zip(size, padding, strict=True))).double()
     g, layer = torch.randn(K, B, O, *size).double(), Independent(torch.rand(O, 9 * I).double(), torch.rand(O), None)
-    patches = F.unfold(x, 3, padding=padding)
+    patches = F.unfold(x, 3, padding=tuple(padding))
     truth = SharedLayer(layer, full, pairs=False)(g.flatten(3), patches, total := torch.rand(()).double())
     form = TiledConvolution(layer, full, padding)
     torch.testing.assert_close(form(g, x, total), truth, rtol=1e-12, atol=0)
@@ -61,7 +58,7 @@ def tiled(net: nn.Module) -> int:
 
 
 def test_only_convolutions_that_slide_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "tiles_pay", lambda *_: True)
+    monkeypatch.setattr(images, "tiles_pay", lambda *_: True)
     torch.manual_seed(0)
     convolutions = [
         nn.Conv2d(2, 3, 3, padding=(1, 2)),
@@ -77,20 +74,3 @@ def test_only_convolutions_that_slide_by_one(monkeypatch: pytest.MonkeyPatch) ->
     net = pg.linearise(model.eval(), posterior, x)
     assert tiled(net) == 1
     torch.testing.assert_close(net(x).covariance, GLM(model, posterior)(x).covariance)
-
-
-@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
-def test_exported_with_an_open_batch(suffix: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 64, 3), nn.Tanh(), nn.Conv2d(64, 2, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
-    )
-    x = torch.randn(3, 1, 30, 32)
-    posterior = pg.DiagonalPosterior({n: torch.rand_like(p) for n, p in model.named_parameters()})
-    net = pg.linearise(model.eval(), posterior, x[:2], covariance="diagonal")
-    assert tiled(net) == 1
-    pg.Regressor(net, noise=0.1).export(path := tmp_path / f"model{suffix}")
-    written = load(path)
-    assert written.batch is None
-    found = torch.as_tensor(written(x.numpy())["variance"])
-    torch.testing.assert_close(found, net(x).variance + 0.1**2, rtol=1e-4, atol=0)

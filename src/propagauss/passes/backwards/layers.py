@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from propagauss.nodes import hint, is_transpose
 from propagauss.passes.backwards.samples import PLAIN, Axis, fronted
 from propagauss.rules.adjoints.images import CONVOLUTIONS, patches, settings
-from propagauss.rules.adjoints.tiles import tiles_pay
+from propagauss.rules.adjoints.shifts import Geometry
 
 aten = torch.ops.aten
 # where input, weight and bias stand among the arguments of a layer
@@ -54,14 +54,13 @@ class Layer:
         entries = math.prod(hint(s) for s in self.node.meta["val"].shape)
         return entries // (batch * self.results)
 
-    def tiled(self) -> list[int] | None:
-        """The padding of a convolution whose Jacobian takes less time by tiles of its images; None of any other."""
-        weight, shape = self.weight.meta["val"].shape, self.node.meta["val"].shape[2:]
-        if not self.is_convolution or not all(isinstance(s, int) for s in (*shape, *weight)):
+    @property
+    def geometry(self) -> Geometry | None:
+        """Of a convolution whose images have a fixed size."""
+        w, sizes = self.weight.meta["val"], tuple(self.x.meta["val"].shape[2:])
+        if not self.is_convolution or not all(isinstance(s, int) for s in sizes):
             return None
-        stride, padding, dilation = settings(self.weight.meta["val"], *self.node.args[2:])
-        fits = weight[2:] == (3, 3) and {*stride, *dilation} == {1}
-        return padding if fits and tiles_pay(*shape, weight[1]) else None
+        return Geometry(sizes, tuple(w.shape[2:]), *map(tuple, settings(w, *self.node.args[2:])))  # type: ignore[arg-type]
 
     def has_one_vector(self, axis: Axis | None) -> bool:
         return axis == PLAIN and not self.is_convolution and self.x.meta["val"].dim() == 2

@@ -35,6 +35,7 @@ from propagauss.passes.backwards.results import of_input, seed, seed_unless_whol
 from propagauss.passes.backwards.samples import PLAIN, apart, axes, fronted
 from propagauss.passes.backwards.shortcuts.averages import factor_averages
 from propagauss.passes.backwards.shortcuts.gates import move_gates
+from propagauss.passes.backwards.shortcuts.images import read_images, tile_adjoints
 from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_numbers, check_outputs, check_size
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
@@ -42,7 +43,7 @@ from propagauss.posteriors.roots import joint_root, own_root
 from propagauss.rules.adjoints.forms import DiagonalEmbedding, gram, independent, layer_form, squares
 from propagauss.rules.adjoints.positions import Sizes, shared_form
 from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE, pulled_back, pulled_back_per_sample
-from propagauss.rules.adjoints.tiles import TiledConvolution
+from propagauss.rules.adjoints.shifts import Geometry
 from propagauss.tracing.trace import Traced
 
 aten = torch.ops.aten
@@ -73,6 +74,7 @@ class Sweep:
         self.entries = 1  # of the output, for each sample
         self.values = 0  # entries of the largest sensitivities so far, for one sample and one entry of the output
         self.kept = 0  # entries of Jacobians that are kept to the end
+        self.geometries: dict[fx.Node, Geometry] = {}  # of the patches that convolutions meet
         self.walks: dict[int, Sensitivities] = {}
         self.steps: dict[fx.Node, Step] = {}
 
@@ -85,6 +87,8 @@ class Sweep:
         self.graph.output(tuple(self._result(i, output) for i, output in enumerate(self.traced.outputs)))
         move_gates(self.graph, self.root)
         factor_averages(self.graph, self.root)
+        read_images(self.graph, self.root, self.geometries)
+        tile_adjoints(self.graph, self.root, self.entries)
         self.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
         body = fx.GraphModule(self.root, self.graph, class_name="LinearisedBody")
         body.delete_all_unused_submodules()
@@ -279,12 +283,11 @@ class Sweep:
             if form is None or (found.is_convolution and axis != PLAIN):
                 return set()
             self.values = max(self.values, found.inputs * (sizes.positions or 1) // self.entries)
-            padding = None if own.basis is not None or sizes.by_pairs(self.full) else found.tiled()
-            if padding is not None:
-                form, inputs = TiledConvolution(own, self.full, padding), (g, env[found.x])
-            elif found.is_convolution:
+            if found.is_convolution:
                 rest = map_arg(node.args[1:], env.__getitem__)
                 inputs = self._call(behind, g), self._call(on_patches, env[found.x], *rest)  # type: ignore[misc]
+                if found.geometry is not None:
+                    self.geometries[inputs[1]] = found.geometry
             else:
                 inputs = self._call(at_positions, g, *axis, 1), self._call(at_positions, env[found.x], *axis)
         total = (self.terms.pop(),) if self.terms else ()

@@ -76,6 +76,13 @@ class SharedLayer(Form):
         form = _by_pairs if self.pairs else _by_jacobian
         return added(form(g, a, self.variance, self.full), total)
 
+    @property
+    def independent(self) -> Independent:
+        """The layer that it was made from, in the basis of the form."""
+        is_root = self.full and not self.pairs
+        bias = None if self.bias is None else self.bias.square()
+        return Independent(self.variance.square() if is_root else self.variance, bias, None)
+
 
 class AveragedLayer(Form):
     """The same from `r [K, B, o]` and `m [B, o, T]`, where `g = r m`: one Jacobian `N = m aᵀ` serves all outputs."""
@@ -85,10 +92,9 @@ class AveragedLayer(Form):
 
     def __init__(self, layer: SharedLayer):
         super().__init__()
-        self.full = layer.full
-        is_root = layer.full and not layer.pairs
-        self.register_buffer("variance", layer.variance.square() if is_root else layer.variance)
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.square())
+        self.full, own = layer.full, layer.independent
+        self.register_buffer("variance", own.weight)
+        self.register_buffer("bias", own.bias)
 
     def forward(self, r: Tensor, m: Tensor, a: Tensor, total: Tensor | None = None) -> Tensor:
         noise = _noise(m, a, self.variance)
@@ -136,13 +142,21 @@ def _of_rows(g: Tensor, a: Tensor, variance: Tensor, full: bool, total: Tensor |
 
 
 def _by_pairs(g: Tensor, a: Tensor, variance: Tensor, full: bool) -> Tensor:
-    positions = a.shape[2]
-    first, second = torch.triu_indices(positions, positions, device=a.device)
-    at = torch.zeros(positions, positions, dtype=torch.long, device=a.device)
-    count = torch.arange(len(first), device=a.device)
-    at = at.index_put((first, second), count).index_put((second, first), count)
-    pairs = F.linear(_products(a.mT, first, second), variance)  # [B, pairs, o]
-    between = pairs[:, at].permute(0, 3, 1, 2)  # [B, o, T, T]
+    first, second, numbers = numbered_pairs(a.shape[2], a.device)
+    return over_pairs(g, F.linear(_products(a.mT, first, second), variance), numbers, full)
+
+
+def numbered_pairs(positions: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs `t <= s` of positions, and the number of each pair in a table of them all."""
+    first, second = torch.triu_indices(positions, positions, device=device)
+    numbers = torch.zeros(positions, positions, dtype=torch.long, device=device)
+    count = torch.arange(len(first), device=device)
+    return first, second, numbers.index_put((first, second), count).index_put((second, first), count)
+
+
+def over_pairs(g: Tensor, pairs: Tensor, numbers: Tensor, full: bool) -> Tensor:
+    """`Σ_ts Σ_o g_kto g_lso A_tso` from `A [B, pairs, o]`, by the numbers `[T, T]` of its pairs."""
+    between = pairs[:, numbers].permute(0, 3, 1, 2)  # [B, o, T, T]
     rows = g.permute(1, 2, 0, 3)  # [B, o, K, T]
     moved = rows @ between
     if not full:

@@ -25,7 +25,7 @@ BLOCK_ENTRIES = 2**18  # of values at the points, at one time: they should stay 
 # products that take as long as what is done to one such value beside the product itself: of a Jacobian, and of `g`
 PER_ENTRY, PER_SENSITIVITY = 52, 56
 
-_OF_SENSITIVITIES = (
+OF_SENSITIVITIES = (
     (1.0, 0.0, 0.0, 0.0),
     (1.0, 1.0, 1.0, 1.0),
     (1.0, -1.0, 1.0, -1.0),
@@ -33,7 +33,7 @@ _OF_SENSITIVITIES = (
     (1.0, -2.0, 4.0, -8.0),
     (0.0, 0.0, 0.0, 1.0),
 )
-_OF_INPUTS = (
+OF_INPUTS = (
     (4.0, 0.0, -5.0, 0.0, 1.0, 0.0),
     (0.0, -4.0, -4.0, 1.0, 1.0, 0.0),
     (0.0, 4.0, -4.0, -1.0, 1.0, 0.0),
@@ -41,16 +41,20 @@ _OF_INPUTS = (
     (0.0, 2.0, -1.0, -2.0, 1.0, 0.0),
     (0.0, 4.0, 0.0, -5.0, 0.0, 1.0),
 )
-_BACK = (
+BACK = (
     (1 / 4, -1 / 6, -1 / 6, 1 / 24, 1 / 24, 0.0),
     (0.0, -1 / 6, 1 / 6, 1 / 12, -1 / 12, 0.0),
     (0.0, -1 / 6, -1 / 6, 1 / 6, 1 / 6, 1.0),
 )
 
 
+def tiles_in(height: int, width: int) -> int:
+    return -(-height // TILE) * -(-width // TILE)
+
+
 def tiles_pay(height: int, width: int, channels: int) -> bool:
     """Whether tiles take less time than patches, for a result of this size and so many channels of the input."""
-    tiles = -(-height // TILE) * -(-width // TILE)
+    tiles = tiles_in(height, width)
     return POINTS * (tiles + PER_ENTRY + PER_SENSITIVITY * tiles / channels) < 9 * height * width
 
 
@@ -72,7 +76,7 @@ class TiledConvolution(Form):
         by_shift = layer.weight.reshape(len(layer.weight), -1, 9).permute(2, 0, 1)  # [9, o, i]
         self.register_buffer("variance", (by_shift.sqrt() if full else by_shift).contiguous())
         self.register_buffer("bias", None if layer.bias is None else layer.bias.sqrt())
-        for name, rows in (("of_sensitivities", _OF_SENSITIVITIES), ("of_inputs", _OF_INPUTS), ("back", _BACK)):
+        for name, rows in (("of_sensitivities", OF_SENSITIVITIES), ("of_inputs", OF_INPUTS), ("back", BACK)):
             along_one = torch.tensor(rows, dtype=torch.float64)
             self.register_buffer(name, torch.kron(along_one, along_one).to(layer.weight))
 
