@@ -64,6 +64,11 @@ class Tokens(nn.Module):
         return self.norm(self.out(nn.functional.scaled_dot_product_attention(q, k, v)))
 
 
+class Arctangent(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.atan()
+
+
 def images() -> nn.Module:
     layers = [nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10))
@@ -90,6 +95,7 @@ MOMENTS: dict[str, Callable[[], nn.Module]] = {
     "elu": nn.ELU,
     "selu": nn.SELU,
     "softsign": nn.Softsign,
+    "arctangent": Arctangent,
 }
 
 

@@ -7,8 +7,11 @@ Two rules share the work, and each needs few nodes, with weights that are the sa
 
 The trapezoidal rule converges exponentially for functions that are smooth at the scale of its step. In the wide rule
 the function is evaluated once, when the rule is built: `r` vanishes away from zero, and what remains are moments of
-straight lines, in closed form. Whether a function is of this kind, and how many nodes it takes, is not guessed:
-`two_scales` compares with a fine quadrature over all means and variances that matter.
+straight lines, in closed form. For small values, calls cost more than the numbers in them: if the largest deviation is
+no more than `2 S`, all entries take the narrow rule, with half its step.
+
+Whether a function is of this kind, and how many nodes it takes, is not guessed: `two_scales` compares with a fine
+quadrature over all means and variances that matter.
 """
 
 from __future__ import annotations
