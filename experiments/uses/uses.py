@@ -40,7 +40,7 @@ KINDS: dict[str, Kind] = {
 }
 SEEDS = {"full": 3, "quick": 1}
 QUICK = ("diabetes", "segmentation")
-TAKEN = "what its variance says"  # how `tune` chooses among equally good predictors
+TAKEN = "what its variance says, within two standard errors"  # how `tune` chooses among equally good predictors
 LIMIT = 2.0  # paired standard errors by which the tuned model may be worse
 
 

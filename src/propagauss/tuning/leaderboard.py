@@ -12,6 +12,7 @@ from propagauss.checks import new_file
 from propagauss.predictive.calibrate import paired
 from propagauss.tuning.rows import HEAD, Entry, Row, cells_of
 
+TIED = 2.0  # standard errors above the least NLPD that the data do not tell from it
 AS_GOOD = 0.5  # standard errors that a posterior, or a model as it is, may be above the best plain model
 NOTHING = 1e-6  # a difference in NLPD that nobody will notice
 
@@ -79,7 +80,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def choose(entries: Sequence[Entry], points: int) -> tuple[Entry, str]:
     """The one to take, and why.
 
-    Of all that is within one standard error of the least NLPD, paired over the points, what has no epistemic variance
+    Of all that is within two standard errors of the least NLPD, paired over the points, what has no epistemic variance
     (or lost it in calibration), or is more than half a standard error above the best plain model, is left out unless
     nothing else remains. Of the rest that is taken whose variance says most (`Candidate.knows`), and of those that say
     as much the best: what a prediction may cost was settled by the budget. If only plain models remain, the one without
@@ -87,7 +88,7 @@ def choose(entries: Sequence[Entry], points: int) -> tuple[Entry, str]:
     """
     judged = [e for e in entries if e.verdict is not None]
     best = min(judged, key=lambda e: e.judged.nlpd)
-    tied = [e for e in judged if _is_within(1.0, e, best)]
+    tied = [e for e in judged if _is_within(TIED, e, best)]
     base = min((e for e in judged if e.candidate.engine == "plain"), key=lambda e: e.judged.nlpd, default=best)
     uncertain = [e for e in tied if e.candidate.engine != "plain" and e.judged.kept and _is_within(AS_GOOD, e, base)]
     plain = [e for e in tied if e.candidate.engine == "plain"]
@@ -108,14 +109,14 @@ def _why(winner: Entry, best: Entry, judged: Sequence[Entry], points: int) -> st
     where = f"on {points} validation points, {winner.judged.nlpd:.4f}"
     if winner.candidate.engine == "plain":
         return (
-            f"'{winner.row.name}' wins: no posterior that keeps its variance is within one standard error of the least "
-            f"NLPD, and half a one of the best plain model, {where}. Its predictions have no epistemic uncertainty."
+            f"'{winner.row.name}' wins: no posterior that keeps its variance is within two standard errors of the "
+            f"least NLPD, and half a one of the best plain model, {where}. Its predictions have no epistemic uncertainty."
         )
     if winner is best:
         text = f"'{winner.row.name}' wins with the least NLPD {where}."
     else:
         text = (
-            f"'{winner.row.name}' wins: its variance says most of all that are within one standard error of the least "
+            f"'{winner.row.name}' wins: its variance says most of all that are within two standard errors of the least "
             f"NLPD {where} against {best.judged.nlpd:.4f} of '{best.row.name}'."
         )
     plain = [e for e in judged if e.candidate.engine == "plain"]

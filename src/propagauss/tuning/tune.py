@@ -49,7 +49,7 @@ def tune(
     It tries Laplace posteriors over the last layer, the last block and all parameters, in every structure that is small
     enough, streamlined and linearised, with several links and prior precisions; and the plain model, as it is and with
     a temperature (or noise). Each is calibrated on four fifths of the validation data and scored on the rest, in turn.
-    Of those within one standard error of the least NLPD, paired over the data points, and half a one of the best plain
+    Of those within two standard errors of the least NLPD, paired over the data points, and half a one of the best plain
     model, that is taken whose epistemic uncertainty says most: linearised rather than streamlined, of all parameters
     rather than some. So a posterior has to be as good as the plain model to be taken, and if none is, the plain model
     or its temperature wins, and `leaderboard` says so. What fails is a line there, never an error.
