@@ -110,7 +110,8 @@ def _why(winner: Entry, best: Entry, judged: Sequence[Entry], points: int) -> st
     if winner.candidate.engine == "plain":
         return (
             f"'{winner.row.name}' wins: no posterior that keeps its variance is within two standard errors of the "
-            f"least NLPD, and half a one of the best plain model, {where}. Its predictions have no epistemic uncertainty."
+            f"least NLPD, and half a one of the best plain model, {where}. Its predictions have no epistemic "
+            "uncertainty."
         )
     if winner is best:
         text = f"'{winner.row.name}' wins with the least NLPD {where}."
