@@ -32,8 +32,8 @@ class Sensitivities:
 # How many samples go through together. Sensitivities should fit into the processor's cache; but all weights are read
 # for every group of samples, so that a group has some, if they do not take more than a few times as much.
 CACHE_BYTES = 2**22
-GROUP, GROUP_BYTES = 64, 2**25
-FEWEST = 2  # PyTorch's convolutions are much slower for a single image
+GROUP, GROUP_BYTES = 64, 2**24
+FEWEST = 4  # convolutions are much slower for a single image, and reorder their weights at every call
 
 
 class Linearised(Streamlined):
