@@ -33,6 +33,8 @@ def tile_adjoints(graph: fx.Graph, root: nn.Module, outputs: int) -> None:
         if node.target is not convolution or node.args[1] != 0 or node.args[4].op != "get_attr":
             continue
         g, _, y, x, w, *rest = node.args
+        if "val" not in x.meta or "val" not in y.meta:  # a parameter in place of images
+            continue
         weight = root.get_buffer(str(w.target))
         sizes, places = (tuple(n.meta["val"].shape[2:]) for n in (x, y))
         if weight.shape[2:] != (3, 3) or (len(rest) > 4 and rest[4] != 1) or not _fixed(*sizes, *places):
