@@ -9,6 +9,7 @@ A figure that a page saves under a name (`plt.savefig("digits.svg")`) and shows 
 A page speaks to this file in HTML comments, which readers do not see. Each stands alone on a line.
 
     <!-- after: tutorial.md -->      the page uses names that the blocks of another page made; that page runs first
+    <!-- enough for others -->       up to here, if it says so: what follows takes time and is of no use to others
     <!-- own process -->             the page registers rules, which other tests must not see
     <!-- slow -->                    the page takes more than a few seconds
     <!-- rough -->                   its numbers come from networks that other processors train a little differently
@@ -36,6 +37,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 MARK = r"(?:^<!-- (?P<mark>not run: [^\n]+?|needs: \S+|output|output of one run: [^\n]+?) -->\n+)?"
 FENCE = re.compile(MARK + r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S)
+ENOUGH = "\n<!-- enough for others -->\n"
 AFTER = re.compile(r"^<!-- after: (\S+) -->$", re.M)
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?")
 FIGURE = re.compile(r"!\[[^\]]*\]\(images/([\w-]+\.(?:svg|png))\)")
@@ -123,11 +125,11 @@ def _drawing(page: Path) -> Iterator[None]:
     plt.close("all")
 
 
-def _run(page: Path, names: dict[str, Any]) -> dict[Block, str]:
+def _run(page: Path, names: dict[str, Any], for_others: bool = False) -> dict[Block, str]:
     text, printed, shown = page.read_text(), None, {}
     for other in AFTER.findall(text):
-        _run((page.parent / other).resolve(), names)
-    for block in blocks(text):
+        _run((page.parent / other).resolve(), names, for_others=True)
+    for block in blocks(text.partition(ENOUGH)[0] if for_others else text):
         if block.mark.startswith("output"):
             if printed is not None:
                 shown[block] = printed

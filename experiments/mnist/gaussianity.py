@@ -25,7 +25,7 @@ from propagauss.gaussian import Gaussian
 from propagauss.posteriors import Posterior
 from propagauss.predictive.classifier import Classifier
 
-DRAWS = {"full": 100_000, "quick": 5_000}
+DRAWS = {"full": 100_000, "quick": 1_000}
 WEIGHTS, SHOWN = {"full": 20, "quick": 5}, 5  # of each layer, the largest; how many are drawn
 IMAGES = {"full": 20, "quick": 4}  # for each weight
 BINS, CLOSE = 60, 0.1

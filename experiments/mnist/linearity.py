@@ -23,7 +23,7 @@ from propagauss.predictive.classifier import Classifier
 from propagauss.tasks import linearity
 
 POINTS = 124  # as in the paper
-SAMPLES = {"full": 1000, "quick": 50}
+SAMPLES = {"full": 1000, "quick": 10}
 
 
 def units(context: Context) -> list[Unit]:

@@ -25,7 +25,7 @@ from propagauss.posteriors import KroneckerPosterior
 
 ANGLES = {"full": list(range(0, 181, 10)), "quick": [0, 90, 180]}
 POINTS = 2000  # test images, a fixed random choice: sampling takes time
-SAMPLES = {"full": 250, "quick": 10}
+SAMPLES = {"full": 250, "quick": 4}
 LINKS: tuple[Link, ...] = ("probit", "mean_field")
 CURVES = {  # drawn: key of a curve -> the paper's name of it, or ours; its colour; its style
     "MAP": ("MAP", "MAP", "-"),

@@ -23,8 +23,8 @@ from propagauss.posteriors import Posterior, fit_laplace, load_posterior
 
 Kind = Literal["mlp", "cnn", "vit", "text"]
 OTHER = {"mnist": "fashion_mnist", "fashion_mnist": "mnist", "mrpc": "wic"}
-POINTS = {"full": 5000, "quick": 100}  # test images, and as many of the other set; fewer for the two large networks
-FEWER = {"full": 1500, "quick": 60}
+POINTS = {"full": 5000, "quick": 60}  # test images, and as many of the other set; fewer for the two large networks
+FEWER = {"full": 1500, "quick": 30}
 CNN: dict[str, Any] = {"width": 16, "epochs": 8, "batch": 64, "rate": 2e-3}
 
 

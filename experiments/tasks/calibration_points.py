@@ -22,7 +22,7 @@ from propagauss.predictive.calibration import held_out
 NAME, OTHER = "fashion_mnist", "mnist"
 HOW: dict[str, dict[str, Any]] = {
     "full": {"points": [100, 300, 1000, 5000], "draws": 10},
-    "quick": {"points": [50, 200], "draws": 2},
+    "quick": {"points": [30, 100], "draws": 2},
 }
 ENGINES = {"streamlined": "probit", "linearised": "mean_field"}  # and the link of each
 

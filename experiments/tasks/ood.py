@@ -30,9 +30,9 @@ from propagauss.posteriors import KroneckerPosterior
 from propagauss.tasks.ood import BANDWIDTH
 from propagauss.tasks.plots import densities
 
-SAMPLES = {"full": 1000, "quick": 20}
-POINTS = {"full": 10_000, "quick": 100}  # of either kind
-VIT_POINTS = {"full": 2000, "quick": 40}
+SAMPLES = {"full": 1000, "quick": 5}
+POINTS = {"full": 10_000, "quick": 60}  # of either kind
+VIT_POINTS = {"full": 2000, "quick": 20}
 PART: Part = "mlp"  # of the ViT's last two blocks, with random weights
 KINDS: tuple[Kind, ...] = ("LA", "MFVI")
 OUTLIERS = {"dtd10": "textures (dtd10)", "svhn": "street numbers (SVHN)"}

@@ -42,9 +42,9 @@ from propagauss.tasks.plots import maps as draw
 DIGITS = (0, 6, 8)
 SHOWN = 3  # images of each digit in the figure
 # batch, rate, decay, epochs and search are the paper's (app:experiment-image-sensitivity); it gives no widths
-SIZES, BATCH, RATE, DECAY, EPOCHS = (784, 128, 64, 32, 3), 64, 1e-3, 1e-5, {"full": 50, "quick": 4}
+SIZES, BATCH, RATE, DECAY, EPOCHS = (784, 128, 64, 32, 3), 64, 1e-3, 1e-5, {"full": 50, "quick": 2}
 TOLERANCE, START, MAX_STEPS = 0.1, 1e-5, 5000
-STEP, JOINT_STEP = {"full": 5e-3, "quick": 5e-2}, {"full": 5e-2, "quick": 0.2}  # joint steps are some 30 times as dear
+STEP, JOINT_STEP = {"full": 5e-3, "quick": 0.1}, {"full": 5e-2, "quick": 0.5}  # joint steps are some 30 times as dear
 IMAGES, JOINT_IMAGES = {"full": 30, "quick": 2}, {"full": 6, "quick": 2}  # of each digit, for the numbers
 MODELS = {"MAP": "MAP", "Bayes": "Bayes", "Bayes fitted": "Bayes, scale fitted"}
 VARIANTS = {

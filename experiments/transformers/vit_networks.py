@@ -47,7 +47,7 @@ FULL: dict[str, Any] = {
     "rate": 1e-3,
     "decay": 0.05,
 }
-QUICK = FULL | {"width": 32, "blocks": 3, "train": 128, "validation": 64, "test": 64}
+QUICK = FULL | {"width": 32, "blocks": 3, "train": 64, "validation": 40, "test": 40}
 QUICK |= {"epochs": {"cifar10": 1, "fashion_mnist": 1}}
 TUNING: dict[Kind, dict[str, Any]] = {
     "LA": {"epochs": 10, "batch": 64, "rate": 1e-3, "decay": 0.01},

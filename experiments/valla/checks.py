@@ -25,7 +25,7 @@ COST: dict[str, dict[str, Any]] = {
 }
 LAPLACE: dict[str, dict[str, Any]] = {  # training images, test images, and how many of these at once
     "full": {"train": 5000, "points": 200, "batch": 10},
-    "quick": {"train": 500, "points": 10, "batch": 10},
+    "quick": {"train": 200, "points": 10, "batch": 10},
 }
 PAIRS: tuple[tuple[str, Link], ...] = (
     ("streamlined", "probit"),

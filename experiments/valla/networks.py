@@ -36,7 +36,7 @@ FULL: dict[str, Any] = {
     "test": 10_000,
     "rates": [0.03, 0.1, 0.3],
 }
-QUICK = FULL | {"steps": 60, "train": 1000, "validation": 200, "test": 200, "rates": [0.1, 0.3]}
+QUICK = FULL | {"steps": 30, "train": 400, "validation": 100, "test": 100, "rates": [0.1, 0.3]}
 POSTERIORS: dict[str, dict[str, Any]] = {  # options of `fit_laplace`
     "kronecker": {"structure": "kronecker"},
     "diagonal": {"structure": "diagonal"},

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
+from both_files import both_files
 from compatibility import LENGTH, VOCABULARY, Model, hugging_face, pixels, tokens
 from exactness import called, cast, make_posterior, relative
 from propagauss.baselines import GLM
@@ -67,7 +68,7 @@ def first(x: Any, count: int) -> Any:
     return {name: t[:count] for name, t in x.items()} if isinstance(x, dict) else x[:count]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def written(request: pytest.FixtureRequest) -> tuple[pg.Classifier, Any]:
     """Traced on two samples; what it says of all of them is the Jacobian form, in single precision."""
     model, x = MODELS[request.param]()
@@ -90,31 +91,20 @@ def expected(classifier: pg.Classifier, x: Any) -> dict[str, Tensor]:
     return found | {"probabilities": probabilities}
 
 
-SLOW = {("ViT", ".pt2"), ("BERT", ".pt2"), ("GPT-2", ".onnx")}  # each has its other kind of file in the quick tests
-
-
-@pytest.mark.parametrize(
-    ("written", "suffix"),
-    [
-        pytest.param(name, suffix, marks=pytest.mark.slow if (name, suffix) in SLOW else ())
-        for name in MODELS
-        for suffix in (".pt2", ".onnx")
-    ],
-    indirect=["written"],
-)
-def test_file_equals_what_it_was_written_from(written: Any, suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", MODELS, indirect=True)
+def test_files_equal_what_they_were_written_from(written: Any, tmp_path: Path) -> None:
     """On more samples than were traced; probabilities, means, variances and covariances."""
     classifier, x = written
-    path = tmp_path / f"model{suffix}"
-    classifier.export(path, covariance=True)
-    assert domains(path) <= {"aten", "prims", "_operator", ""}, "custom ops"
-    model = load(path)
-    assert model.batch is None
-    arrays = [(x[i.name] if isinstance(x, dict) else x).numpy() for i in model.inputs]
-    found = model(*arrays)
-    for name, value in expected(classifier, x).items():
-        tolerance = 1e-5 * float(value.abs().amax())
-        torch.testing.assert_close(torch.as_tensor(found[name]), value, rtol=1e-5, atol=tolerance)
+    values = expected(classifier, x)
+    for path in both_files(classifier, tmp_path, covariance=True).values():
+        assert domains(path) <= {"aten", "prims", "_operator", ""}, "custom ops"
+        model = load(path)
+        assert model.batch is None
+        arrays = [(x[i.name] if isinstance(x, dict) else x).numpy() for i in model.inputs]
+        found = model(*arrays)
+        for name, value in values.items():
+            tolerance = 1e-5 * float(value.abs().amax())
+            torch.testing.assert_close(torch.as_tensor(found[name]), value, rtol=1e-5, atol=tolerance)
 
 
 def domains(path: Path) -> set[str]:

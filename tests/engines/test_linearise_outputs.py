@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import propagauss as pg
+from both_files import both_files
 from engines.test_linearise import MODELS, make_posterior, seeded
 from posteriors.cases import STRUCTURES, Largest
 from propagauss.baselines import GLM
@@ -60,6 +61,9 @@ def built(name: str) -> tuple[nn.Module, Tensor]:
     return seeded(make), inputs()
 
 
+shared = functools.cache(built)  # for what changes neither: one trace serves all of it
+
+
 def variances(model: nn.Module, scale: float = 1e-3, *only: str) -> pg.DiagonalPosterior:
     generator = torch.Generator().manual_seed(1)
     named = {n: p for n, p in model.named_parameters() if not only or n.startswith(only)}
@@ -87,9 +91,10 @@ LARGEST = [(name, structure, 2) for name in CASES for structure in STRUCTURES]
 BY_INDEX = [(name, STRUCTURES[i % len(STRUCTURES)], [0, 2]) for i, name in enumerate(CASES)]
 
 
+@pytest.mark.usefixtures("one_trace")
 @pytest.mark.parametrize(("name", "structure", "outputs"), LARGEST + BY_INDEX, ids=str)
 def test_equals_rows_of_the_whole_covariance(name: str, structure: str, outputs: Any) -> None:
-    model, x = built(name)
+    model, x = shared(name)
     posterior = make_posterior(model, structure)
     whole = GLM(model, posterior)(x)
     found = pg.linearise(model, posterior, x, outputs=outputs)(x)
@@ -340,9 +345,8 @@ EXPORTED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {  #
 }
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
 @pytest.mark.parametrize(("name", "outputs"), [("mlp", 3), ("mlp", [0, 4]), ("last token", 3), ("language", 2)])
-def test_exported_with_an_open_batch(name: str, outputs: Any, suffix: str, tmp_path: Any) -> None:
+def test_exported_with_an_open_batch(name: str, outputs: Any, tmp_path: Any) -> None:
     from propagauss.predict.models.loading import load  # reads both kinds of file
 
     make, inputs = EXPORTED[name]
@@ -350,17 +354,16 @@ def test_exported_with_an_open_batch(name: str, outputs: Any, suffix: str, tmp_p
     x = x.float() if x.is_floating_point() else x
     net = pg.linearise(model, variances(model, 0.3), x, outputs=outputs)
     classifier = pg.Classifier(net, link="mean_field", scale=1.5)
-    path = tmp_path / f"model{suffix}"
-    classifier.export(path, covariance=True)
     more = torch.cat([x.flip(0), x])
-    found = {name: torch.as_tensor(value) for name, value in load(path)(more.numpy()).items()}
     with torch.no_grad():
         latent, probs = classifier.latent(more), classifier(more).probs
     index, _, covariance = latent.chosen  # type: ignore[misc]
-    assert found["chosen"].equal(index)
     expected = {"mean": latent.mean, "variance": latent.variance, "probabilities": probs, "covariance": covariance}
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
+    for path in both_files(classifier, tmp_path, covariance=True).values():
+        found = {name: torch.as_tensor(value) for name, value in load(path)(more.numpy()).items()}
+        assert found["chosen"].equal(index)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("link", ["probit", "monte_carlo", "bridge"])

@@ -1,7 +1,9 @@
 """The MLP experiments on made-up images: networks and their cache, ways to predict, and whole units."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from propagauss.baselines import GLM
 from propagauss.posteriors import DiagonalPosterior, KroneckerPosterior, fit_laplace
 from propagauss.posteriors.precision import with_prior_precision
 from propagauss.predictive.classifier import Classifier
+
+Records = Callable[[str], dict[str, Any]]
 
 
 def images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -139,11 +143,10 @@ def test_length_of_training(context: Context):
     assert "none of them" in mnist_training.reading("MNIST", record, 0.0)
 
 
-def test_mnist_unit(context: Context):
+def test_mnist_unit(context: Context, records: Records):
     pytest.importorskip("ivon")
     unit, engines = mnist.units(context)
-    record = json.loads(json.dumps(unit.run(context), allow_nan=False))
-    both = json.loads(json.dumps(engines.run(context), allow_nan=False))
+    record, both = (records("mnist")[each.key] for each in (unit, engines))
     assert both["rows"][0]["nlpd"] == record["rows"][0]["nlpd"]  # the same network
     keys = {row["key"] for row in record["rows"]}
     assert len(keys) == len(record["rows"]) and set(mnist.ROWS) <= keys
@@ -157,22 +160,21 @@ def test_mnist_unit(context: Context):
     assert section.headline.count("\n") == 1 + len(both["rows"]) and "**LA linearised, calibrated**" in section.headline
 
 
-def test_moments_unit(context: Context):
-    (unit,) = moments.units(context)
-    record = json.loads(json.dumps(unit.run(context), allow_nan=False))
+def test_moments_unit(records: Records):
+    record = records("moments")["mnist"]
     assert {row["form"].split(",")[0] for row in record["rows"]} == {"", "linearise", "moments"}
     section = moments.section({"mnist": record})
     assert "0.867" in section.body and "linearis" in section.readings[0]
 
 
-def test_rotated_units(context: Context):
+def test_rotated_units(records: Records):
     pytest.importorskip("ivon")
-    records = {u.key: json.loads(json.dumps(u.run(context), allow_nan=False)) for u in rotated.units(context)}
-    found = {name for record in records.values() for name in record["curves"]}
+    stored = records("rotated")
+    found = {name for record in stored.values() for name in record["curves"]}
     assert set(rotated.CURVES) <= found
-    assert all(len(c["nlpd"]) == 3 for record in records.values() for c in record["curves"].values())
-    assert rotated.section(records).body.count("<figure>") == 2
-    assert rotated.section({"la": records["la"]}).readings  # a run that was stopped half-way has a report, too
+    assert all(len(c["nlpd"]) == 3 for record in stored.values() for c in record["curves"].values())
+    assert rotated.section(stored).body.count("<figure>") == 2
+    assert rotated.section({"la": stored["la"]}).readings  # a run that was stopped half-way has a report, too
 
 
 def test_rotation_is_counter_clockwise_about_the_centre():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,92 +25,21 @@ from experiments.report import numbers
 from experiments.report.page import report
 
 ROOT = Path(__file__).parents[2]
-UCI = {"servo": 4, "ld": 5, "am": 7, "rev": 6, "ff": 12, "itt": 33, "ccs": 8, "asn": 5, "cac": 127, "pt": 19, "ccpp": 4}
-
-
-def _images(path: Path, train: int, test: int, size: tuple[int, ...], classes: int, validation: int = 0) -> None:
-    """Bars whose place tells the class, so that there is something to learn."""
-    generator = np.random.default_rng(0)
-    parts = {"train": train, "test": test} | ({"val": validation} if validation else {})
-    arrays = {}
-    for part, count in parts.items():
-        y = np.arange(count) % classes
-        x = generator.integers(0, 80, (count, *size))
-        for row, label in enumerate(y):
-            x[row, 2 * label : 2 * label + 3] += 150
-        arrays |= {f"x_{part}": x.astype(np.uint8), f"y_{part}": y.astype(np.uint8)}
-    np.savez(path, **arrays)
-
-
-def _rows(count: int, **fields: str) -> str:
-    return "".join(
-        json.dumps({"idx": i, "label": i % 2} | {k: v.format(i) for k, v in fields.items()}) + "\n"
-        for i in range(count)
-    )
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    for part in ("images", "uci"):
-        (folder / part).mkdir()
-    _images(folder / "images" / "mnist.npz", 11_500, 600, (28, 28), 10)
-    _images(folder / "images" / "pneumoniamnist.npz", 600, 200, (28, 28), 2, validation=200)
-    _images(folder / "images" / "cifar10.npz", 1500, 300, (32, 32, 3), 10)
-    _images(folder / "images" / "dtd10_64px.npz", 100, 100, (64, 64, 3), 10, validation=100)
-    generator = np.random.default_rng(0)
-    for name, inputs in UCI.items():
-        x = generator.normal(size=(120, inputs))
-        table = np.column_stack([x, x[:, 0] + 0.1 * generator.normal(size=120)])
-        names = ",".join(f"c{i}" for i in range(inputs + 1))
-        np.savetxt(folder / "uci" / f"{name}.csv", table, delimiter=",", header=names, comments="")
-    sentences = {
-        "sentence1": "the cat {} sat",
-        "sentence2": "a dog {} ran",
-        "word": "cat",
-        "question": "is {} even",
-        "passage": "a number {}",
-    }
-    for task in ("boolq", "mrpc", "wic"):
-        (folder / "text" / task).mkdir(parents=True)
-        for part in ("train", "validation", "test"):
-            (folder / "text" / task / f"{part}.jsonl").write_text(_rows(120, **sentences))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def with_fashion(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the set of images that only outliers need: experiments on every set would do the same once more."""
-    folder = shutil.copytree(data, tmp_path_factory.mktemp("more data"), dirs_exist_ok=True)
-    shutil.copy(folder / "images" / "mnist.npz", folder / "images" / "fashion_mnist.npz")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Networks that one experiment has trained serve the next, as they do in one results folder."""
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_quick(name: str, data: Path, with_fashion: Path, cache: Path, tmp_path: Path) -> None:
-    missing = [module for module in experiment(name).needs if find_spec(module) is None]
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}")
-    (tmp_path / "cache").symlink_to(cache)
-    folder = with_fashion if name in ("ood", "calibration", "valla") else data
-    command = [name, "--quick", "--data", str(folder), "--results", str(tmp_path)]
-    assert main(command) == 0
-    stored = {p: p.read_text() for p in (tmp_path / name / "quick").glob("*.json")}
+def test_quick(name: str, quick: Callable[[str], tuple[Context, Path]]) -> None:
+    context, results = quick(name)
+    stored = {p: p.read_text() for p in (results / name / "quick").glob("*.json")}
     assert stored
     record = json.loads(next(iter(stored.values())))
     assert {"config", "seed", "versions", "results"} <= record.keys()
-    page = (tmp_path / "report-quick.html").read_text()
+    page = (results / "report-quick.html").read_text()
     assert f'id="{name}"' in page and "nan" not in page.lower().split()
-    if name == "runtime":  # the whole command once; elsewhere only what it runs, as the report takes a while
-        assert main(command) == 0
-    assert run(experiment(name), Context("quick", 0, folder, cache), tmp_path) == 0  # nothing is run again
+    if name == "runtime":  # the whole command once more; elsewhere only what it runs, as the report takes a while
+        assert main([name, "--quick", "--data", str(context.data), "--results", str(results)]) == 0
+    assert run(experiment(name), context, results) == 0  # nothing is run again
     assert {p: p.read_text() for p in stored} == stored
 
 

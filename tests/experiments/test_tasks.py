@@ -39,7 +39,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     return Context("quick", 0, folder, folder / "cache")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "QUICK", {"train": 100, "held_out": 60, "epochs": 1})
     monkeypatch.setattr(sensitivity, "STEP", {"quick": 0.3})
@@ -53,9 +53,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (ood, "POINTS", {"quick": 40}),
         (ood, "VIT_POINTS", {"quick": 20}),
         (ood_methods, "DRAWS", 16),
-        (linearity, "SAMPLES", {"quick": 5}),
-        (linearity, "POINTS", 20),
-        (gaussianity, "DRAWS", {"quick": 500}),
     ):
         monkeypatch.setattr(module, name, value)
 
@@ -73,6 +70,7 @@ def check_section(experiment: Experiment, records: dict[str, Any]) -> list[str]:
     return list(section.readings)
 
 
+@pytest.mark.usefixtures("small")
 def test_sensitivity(context):
     records = run(sensitivity.EXPERIMENT, context)
     readings = check_section(sensitivity.EXPERIMENT, records)
@@ -106,6 +104,7 @@ def test_only_the_digits_wanted():
     assert kept[0].flatten().tolist() == [0, 6, 8, 10, 16, 18] and kept[1].tolist() == [0, 1, 2, 0, 1, 2]
 
 
+@pytest.mark.usefixtures("small")
 def test_outliers_with_an_mlp(context):
     records = run(ood.EXPERIMENT, context, ["fashion_mnist-mnist-LA"])
     readings = check_section(ood.EXPERIMENT, records)
@@ -119,6 +118,7 @@ def test_outliers_with_an_mlp(context):
     assert set(ours["above"]) == {"MAP", "temperature scaling"} and len(ours["detection"]) == 4
 
 
+@pytest.mark.usefixtures("small")
 def test_outliers_with_mean_field_vi(context):
     pytest.importorskip("ivon")
     records = run(ood.EXPERIMENT, context, ["fashion_mnist-mnist-MFVI", "fashion_mnist-mnist-engines"])
@@ -128,6 +128,7 @@ def test_outliers_with_mean_field_vi(context):
     assert set(ours["above"]) == {"MFVI mean weights", "MFVI temperature scaling"}
 
 
+@pytest.mark.usefixtures("small")
 def test_outliers_with_a_vit(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     pytest.importorskip("ivon")
@@ -179,18 +180,17 @@ def test_difference_of_two_areas():
     assert ood_methods.difference(one)[0] == pytest.approx(pg.tasks.ood.evaluate(*one).auroc)
 
 
-def test_linearity(context):
+def test_linearity(records):
     pytest.importorskip("ivon")
-    records = run(linearity.EXPERIMENT, context)
-    readings = check_section(linearity.EXPERIMENT, records)
+    found = records("linearity")
+    readings = check_section(linearity.EXPERIMENT, found)
     assert any("to the power" in line for line in readings)
-    assert {p["posterior"] for p in records["layers"]["posteriors"]} == {"LA", "MFVI", "MFVI with covariances"}
-    assert [layer["path"] for layer in records["layers"]["posteriors"][0]["layers"]] == ["1", "3"]
+    assert {p["posterior"] for p in found["layers"]["posteriors"]} == {"LA", "MFVI", "MFVI with covariances"}
+    assert [layer["path"] for layer in found["layers"]["posteriors"][0]["layers"]] == ["1", "3"]
 
 
-def test_gaussianity(context):
-    records = run(gaussianity.EXPERIMENT, context, ["LA"])
-    readings = check_section(gaussianity.EXPERIMENT, records)
+def test_gaussianity(records):
+    readings = check_section(gaussianity.EXPERIMENT, {"LA": records("gaussianity")["LA"]})
     assert readings[0].startswith("The paper finds the Gaussian close")
     assert len(readings) == 5  # and one for each case and layer
 

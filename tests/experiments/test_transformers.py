@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +24,8 @@ from experiments.transformers import gpt, gpt_engines, gpt_features, gpt_network
 from propagauss.baselines import GLM
 
 transformers = pytest.importorskip("transformers")
+Records = Callable[[str], dict[str, Any]]
 SIZES = {"num_hidden_layers": 3, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    """A data folder with noisy images of ten classes."""
-    folder = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 10, 1060)
-    x = (rng.integers(0, 80, (1060, 8, 8, 3)) + 15 * y[:, None, None, None]).astype(np.uint8)
-    y[-10:] = y[:10] = np.arange(10)
-    (folder / "images").mkdir()
-    parts = {"x_train": x[:1040], "y_train": y[:1040], "x_test": x[1040:], "y_test": y[1040:]}
-    np.savez(folder / "images" / "cifar10.npz", **parts)
-    return Context("quick", 0, folder, folder / "cache")
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = vit_networks.QUICK | {"width": 16, "heads": 2, "train": 40, "validation": 20, "test": 20, "batch": 20}
-    monkeypatch.setattr(vit_networks, "QUICK", sizes)
-    monkeypatch.setattr(vit, "QUICK", {"samples": 2, "fit_samples": 2, "fit_points": 4})
 
 
 # -- sampling one draw at a time
@@ -152,14 +133,15 @@ def test_augmentation_shifts_and_mirrors() -> None:
     assert torch.equal(vit_networks.augmented(x, margin=0).sum((1, 2, 3)), x.sum((1, 2, 3)))
 
 
-@pytest.mark.usefixtures("small")
-def test_vit_experiment(context: Context) -> None:
+def test_vit_experiment(quick: Callable[[str], Any], records: Records) -> None:
     pytest.importorskip("ivon")
+    context, _ = quick("vit")
     units = vit.EXPERIMENT.units(context)
     keys = [f"cifar10-{part}{ending}" for part in ("attention", "mlp", "head") for ending in ("", "-engines")]
     assert [u.key for u in units] == keys
-    records = {u.key: u.run(context) for u in units if "mlp" not in u.key and u.key != "cifar10-attention-engines"}
-    names = {s["name"] for s in records["cifar10-attention"]["scores"]}
+    left_out = ("cifar10-mlp", "cifar10-mlp-engines", "cifar10-attention-engines")
+    some = {key: record for key, record in records("vit").items() if key not in left_out}
+    names = {s["name"] for s in some["cifar10-attention"]["scores"]}
     assert {
         "MAP",
         "temperature scaling",
@@ -168,7 +150,7 @@ def test_vit_experiment(context: Context) -> None:
         "LA ours mean_field",
         "MFVI sampling",
     } <= names
-    found = vit.EXPERIMENT.section(json.loads(json.dumps(records, allow_nan=False)))
+    found = vit.EXPERIMENT.section(some)
     assert "0.087 ± 0.005" in found.body and len(found.readings) == 4
     assert "last layer, both engines: streamlined" in found.body
     assert "attention of the last two blocks, both engines with and without calibration: not run" in found.body
@@ -181,13 +163,11 @@ def test_vit_experiment(context: Context) -> None:
     torch.testing.assert_close(by_image[2]([x]), by_image[2].log_probs(x))
 
 
-@pytest.mark.usefixtures("small")
-def test_value_covariance_experiment(context: Context) -> None:
+def test_value_covariance_experiment(records: Records) -> None:
     pytest.importorskip("ivon")
-    (unit,) = value_covariance.EXPERIMENT.units(context)
-    record = unit.run(context)
+    ((key, record),) = records("value-covariance").items()
     assert record["kinds"]["LA"]["stddev_ratio"]["low"] > 0
-    found = value_covariance.EXPERIMENT.section({unit.key: json.loads(json.dumps(record, allow_nan=False))})
+    found = value_covariance.EXPERIMENT.section({key: record})
     assert "0.083 ± 0.005" in found.body and len(found.readings) == 2
 
 
@@ -280,12 +260,9 @@ def test_batches_hold_one_length_each() -> None:
 
 
 @pytest.fixture
-def sentences(
-    context: Context, checkpoint: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Context:
-    assert context.data is not None
+def sentences(checkpoint: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Context:
     for part in ("train", "test"):
-        path = context.data / "text" / "mrpc" / f"{part}.jsonl"
+        path = tmp_path / "text" / "mrpc" / f"{part}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         rows = [
             {"sentence1": "a b " * (1 + i % 3), "sentence2": "a c d"[: 1 + i % 5], "label": i % 2} for i in range(30)
@@ -296,7 +273,7 @@ def sentences(
     monkeypatch.setattr(gpt, "BACKBONES", {"here": here})
     monkeypatch.setattr(gpt, "PRIORS", (1.0, 1e4))  # each takes a streamlining
     gpt_networks.loaded.cache_clear()
-    return Context("quick", 0, context.data, tmp_path / "cache")
+    return Context("quick", 0, tmp_path, tmp_path / "cache")
 
 
 def test_gpt_experiment(sentences: Context) -> None:
@@ -349,12 +326,11 @@ def test_fine_tuning_learns_and_keeps_the_rest(checkpoint: tuple[Any, Path]) -> 
 # -- time
 
 
-def test_runtime_experiment() -> None:
-    context = Context("quick")
-    records = {u.key: u.run(context) for u in runtime.EXPERIMENT.units(context)}
-    times = records["vit"]["times"]
+def test_runtime_experiment(records: Records) -> None:
+    stored = records("runtime")
+    times = stored["vit"]["times"]
     assert times["MAP"]["median"] == 1.0
     assert times["LA sampling"]["median"] > times["ours"]["median"]
-    found = runtime.EXPERIMENT.section(json.loads(json.dumps(records, allow_nan=False)))
+    found = runtime.EXPERIMENT.section(stored)
     assert "51.1" in found.body  # 190.806 / 3.737
     assert len(found.readings) == 3

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
+from both_files import both_files
 from network.test_compile import gpt, resnet, vit
 from propagauss.rules.elementwise.activation import CLOSED
 from propagauss.rules.elementwise.slopes import TANGENTS
@@ -39,69 +41,75 @@ def cnn() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers).eval(), torch.randn(5, 1, 8, 8)
 
 
-def run_onnx(path: Path, *inputs: Tensor) -> dict[str, Tensor]:
+Run = Callable[..., dict[str, Tensor]]
+
+
+def run_onnx(path: Path) -> Run:
     session = ort.InferenceSession(str(path))
-    names = [i.name for i in session.get_inputs()]
-    found = session.run(None, {n: x.numpy() for n, x in zip(names, inputs, strict=True)})
-    return {o.name: torch.from_numpy(v) for o, v in zip(session.get_outputs(), found, strict=True)}
+    names, outputs = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
+
+    def run(*inputs: Tensor) -> dict[str, Tensor]:
+        found = session.run(None, {n: x.numpy() for n, x in zip(names, inputs, strict=True)})
+        return {name: torch.from_numpy(v) for name, v in zip(outputs, found, strict=True)}
+
+    return run
 
 
-def run_archive(path: Path, *inputs: Tensor) -> dict[str, Tensor]:
-    return torch.export.load(path).module()(*inputs)
+def run_archive(path: Path) -> Run:
+    return torch.export.load(path).module()
 
 
-RUN = {".onnx": run_onnx, ".pt2": run_archive}
+RUN: dict[str, Callable[[Path], Run]] = {".onnx": run_onnx, ".pt2": run_archive}  # a file as a function of its inputs
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("ending", RUN)
 @pytest.mark.parametrize("link, covariance", [("probit", "diagonal"), ("mean_field", "full"), ("bridge", "diagonal")])
-def test_classifier(ending: str, link: Any, covariance: Any, tmp_path: Path) -> None:
+def test_classifier(link: Any, covariance: Any, tmp_path: Path) -> None:
     model, x = mlp()
     net = pg.streamline(model, posterior(model), x[:1], covariance=covariance)
     classifier = pg.Classifier(net, link, scale=0.5)
-    path = classifier.export(tmp_path / f"m{ending}", covariance=covariance == "full")
-    found, latent = RUN[ending](path, x), classifier.latent(x)
-    assert list(found)[:3] == ["mean", "variance", "probabilities"]
-    assert_same(found["mean"], latent.mean)
-    assert_same(found["variance"], latent.variance)
-    assert_same(found["probabilities"], classifier(x).probs)
-    if covariance == "full":
-        assert_same(found["covariance"], latent.covariance)
-    assert list(tmp_path.iterdir()) == [path]
+    files, latent = both_files(classifier, tmp_path, covariance=covariance == "full"), classifier.latent(x)
+    for ending, path in files.items():
+        found = RUN[ending](path)(x)
+        assert list(found)[:3] == ["mean", "variance", "probabilities"]
+        assert_same(found["mean"], latent.mean)
+        assert_same(found["variance"], latent.variance)
+        assert_same(found["probabilities"], classifier(x).probs)
+        if covariance == "full":
+            assert_same(found["covariance"], latent.covariance)
+    assert set(tmp_path.iterdir()) == set(files.values())
 
 
-@pytest.mark.parametrize("ending", RUN)
-def test_regressor(ending: str, tmp_path: Path) -> None:
+def test_regressor(tmp_path: Path) -> None:
     model, x = mlp(2)
     regressor = pg.Regressor(pg.streamline(model, posterior(model), x), noise=torch.tensor([0.1, 0.2]), scale=2.0)
-    found = RUN[ending](regressor.export(tmp_path / f"m{ending}"), x[:3])
-    assert_same(found["mean"], regressor(x[:3]).mean)
-    assert_same(found["variance"], regressor(x[:3]).variance)
-    assert_same(found["epistemic_variance"], regressor.decompose(x[:3]).epistemic)
+    for ending, path in both_files(regressor, tmp_path).items():
+        found = RUN[ending](path)(x[:3])
+        assert_same(found["mean"], regressor(x[:3]).mean)
+        assert_same(found["variance"], regressor(x[:3]).variance)
+        assert_same(found["epistemic_variance"], regressor.decompose(x[:3]).epistemic)
 
 
-@pytest.mark.parametrize("ending", RUN)
 @pytest.mark.parametrize("make", [mlp, cnn, resnet, vit])
-def test_any_batch(make: Any, ending: str, tmp_path: Path) -> None:
+def test_any_batch(make: Any, tmp_path: Path) -> None:
     model, x = make()
     classifier = pg.Classifier(pg.streamline(model, posterior(model), x[:2]))
-    path = classifier.export(tmp_path / f"m{ending}")
-    if ending == ".onnx":
-        assert_standard(path)
-    for batch in (1, 2, 5):
-        found, latent = RUN[ending](path, x[:batch]), classifier.latent(x[:batch])
-        assert_same(found["mean"], model_output(model, x[:batch]))
-        assert_same(found["variance"], latent.variance)
-        assert_same(found["probabilities"], classifier(x[:batch]).probs)
+    files = both_files(classifier, tmp_path)
+    assert_standard(files[".onnx"])
+    for ending, path in files.items():
+        run = RUN[ending](path)
+        for batch in (1, 2, 5):
+            found, latent = run(x[:batch]), classifier.latent(x[:batch])
+            assert_same(found["mean"], model_output(model, x[:batch]))
+            assert_same(found["variance"], latent.variance)
+            assert_same(found["probabilities"], classifier(x[:batch]).probs)
 
 
-@pytest.mark.parametrize("ending", RUN)
 @pytest.mark.parametrize("mode", ["linearise", "moments"])
-def test_activations(mode: Any, ending: str, tmp_path: Path) -> None:
+def test_activations(mode: Any, tmp_path: Path) -> None:
     """Of those in torch.nn, the ones whose derivative the exporters could not follow, and their like."""
     torch.manual_seed(0)
     kinds = (nn.SELU, nn.Mish, nn.Hardshrink, nn.Softshrink, nn.Hardswish, nn.CELU, nn.Softsign, nn.Tanhshrink)
@@ -109,10 +117,11 @@ def test_activations(mode: Any, ending: str, tmp_path: Path) -> None:
     model = nn.Sequential(*(m for kind in kinds for m in (nn.Linear(6, 6), kind()))).eval()
     x = 2 * torch.randn(5, 6)
     classifier = pg.Classifier(pg.streamline(model, posterior(model), x, activation=mode))
-    found = RUN[ending](classifier.export(tmp_path / f"m{ending}"), x[:3])
     latent = classifier.latent(x[:3])
-    assert_same(found["mean"], model(x[:3]) if mode == "linearise" else latent.mean)
-    assert_same(found["variance"], latent.variance)
+    for ending, path in both_files(classifier, tmp_path).items():
+        found = RUN[ending](path)(x[:3])
+        assert_same(found["mean"], model(x[:3]) if mode == "linearise" else latent.mean)
+        assert_same(found["variance"], latent.variance)
 
 
 def test_an_export_that_fails_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -128,7 +137,7 @@ def test_an_export_that_fails_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, t
     assert not list(tmp_path.iterdir())
     torch.testing.assert_close(classifier.latent(x).variance, expected)
     torch.testing.assert_close(pg.streamline(model, posterior(model), x)(x).variance, expected)
-    assert_same(run_archive(classifier.export(tmp_path / "m.pt2"), x)["variance"], expected)
+    assert_same(run_archive(classifier.export(tmp_path / "m.pt2"))(x)["variance"], expected)
 
 
 def model_output(model: nn.Module, x: Tensor) -> Tensor:
@@ -144,20 +153,20 @@ def assert_standard(path: Path) -> None:
     assert not graph.functions
 
 
-@pytest.mark.parametrize("ending", RUN)
-def test_tokens_by_name(ending: str, tmp_path: Path) -> None:
+def test_tokens_by_name(tmp_path: Path) -> None:
     model, x = gpt()
     classifier = pg.Classifier(pg.streamline(model, posterior(model, 1e-4), x))
-    path = classifier.export(tmp_path / f"m{ending}")
+    files = both_files(classifier, tmp_path)
     order = sorted(x)  # keyword arguments are in the order of their names
-    if ending == ".onnx":
-        assert_standard(path)
-        assert [i.name for i in ort.InferenceSession(str(path)).get_inputs()] == order
-    for batch, length in ((5, 6), (1, 6), (2, 4)):
-        some = {name: t[:batch, :length] for name, t in x.items()}
-        found = RUN[ending](path, *(some[name] for name in order))
-        assert_same(found["probabilities"], classifier(**some).probs)
-        assert_same(found["variance"], classifier.latent(**some).variance)
+    assert_standard(files[".onnx"])
+    assert [i.name for i in ort.InferenceSession(str(files[".onnx"])).get_inputs()] == order
+    for ending, path in files.items():
+        run = RUN[ending](path)
+        for batch, length in ((5, 6), (1, 6), (2, 4)):
+            some = {name: t[:batch, :length] for name, t in x.items()}
+            found = run(*(some[name] for name in order))
+            assert_same(found["probabilities"], classifier(**some).probs)
+            assert_same(found["variance"], classifier.latent(**some).variance)
 
 
 def test_sizes_that_the_exporter_fixes_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -169,13 +178,13 @@ def test_sizes_that_the_exporter_fixes_are_named(monkeypatch: pytest.MonkeyPatch
         pg.Classifier(net).export(tmp_path / "m.pt2")
 
 
-@pytest.mark.parametrize("ending", RUN)
-def test_uncertain_input(ending: str, tmp_path: Path) -> None:
+def test_uncertain_input(tmp_path: Path) -> None:
     model, x = mlp()
     example = pg.Gaussian(x, variance=torch.full_like(x, 0.1))
     classifier = pg.Classifier(pg.streamline(model, posterior(model), example))
-    found = RUN[ending](classifier.export(tmp_path / f"m{ending}"), x, example.variance)
-    assert_same(found["variance"], classifier.latent(example).variance)
+    for ending, path in both_files(classifier, tmp_path).items():
+        found = RUN[ending](path)(x, example.variance)
+        assert_same(found["variance"], classifier.latent(example).variance)
 
 
 def run_without(refused: tuple[str, ...], code: str) -> str:
@@ -192,9 +201,19 @@ def run_without(refused: tuple[str, ...], code: str) -> str:
     return done.stdout
 
 
-def test_archive_runs_without_propagauss(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[pg.Classifier, Tensor, dict[str, Path]]:
+    """A classifier, inputs for it, and its files."""
     model, x = mlp()
-    path = pg.Classifier(pg.streamline(model, posterior(model), x)).export(tmp_path / "m.pt2")
+    classifier = pg.Classifier(pg.streamline(model, posterior(model), x), "mean_field", scale=0.25)
+    return classifier, x, both_files(classifier, tmp_path_factory.mktemp("small"))
+
+
+Small = tuple[pg.Classifier, Tensor, dict[str, Path]]
+
+
+def test_archive_runs_without_propagauss(small: Small) -> None:
+    path = small[2][".pt2"]
     code = (
         "import torch\n"
         f"print(tuple(torch.export.load({str(path)!r}).module()(torch.zeros(7, 6))['probabilities'].shape))\n"
@@ -202,10 +221,9 @@ def test_archive_runs_without_propagauss(tmp_path: Path) -> None:
     assert run_without(("propagauss",), code).strip() == "(7, 3)"
 
 
-def test_graph_runs_without_torch(tmp_path: Path) -> None:
-    model, x = mlp()
-    classifier = pg.Classifier(pg.streamline(model, posterior(model), x))
-    path = classifier.export(tmp_path / "m.onnx")
+def test_graph_runs_without_torch(small: Small) -> None:
+    classifier, x, files = small
+    path = files[".onnx"]
     code = (
         "import json, numpy, onnxruntime\n"
         f"session = onnxruntime.InferenceSession({str(path)!r})\n"
@@ -217,12 +235,11 @@ def test_graph_runs_without_torch(tmp_path: Path) -> None:
     assert_same(found, classifier(x).probs)
 
 
-def test_files_say_what_they_hold(tmp_path: Path) -> None:
-    model, x = mlp()
-    classifier = pg.Classifier(pg.streamline(model, posterior(model), x), "mean_field", scale=0.25)
-    meta = ort.InferenceSession(str(classifier.export(tmp_path / "m.onnx"))).get_modelmeta().custom_metadata_map
+def test_files_say_what_they_hold(small: Small) -> None:
+    _, _, files = small
+    meta = ort.InferenceSession(str(files[".onnx"])).get_modelmeta().custom_metadata_map
     assert meta["link"] == "mean_field" and meta["scale"] == "0.25" and meta["propagauss"] == pg.__version__
-    with zipfile.ZipFile(classifier.export(tmp_path / "m.pt2")) as archive:
+    with zipfile.ZipFile(files[".pt2"]) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith("propagauss.json"))
         assert json.loads(archive.read(name))["link"] == "mean_field"
 

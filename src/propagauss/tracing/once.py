@@ -1,4 +1,4 @@
-"""Many networks from one export, for what makes dozens of them from the same model on the same example."""
+"""Many networks from one export, for what makes dozens of them from the same model on examples of the same form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEPT: ContextVar[dict[Hashable, Any] | None] = ContextVar("_KEPT", default=None
 
 @contextmanager
 def traced_once() -> Iterator[None]:
-    """Within it, `trace` exports a model once for the very tensors of an example; neither may change meanwhile."""
+    """Within it, `trace` exports a model once for all examples of the same form; the model may not change meanwhile."""
     token = _KEPT.set({})
     try:
         yield
