@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import BatchEncoding, BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 import propagauss as pg
 from propagauss.baselines import MAP, TemperatureScaling
@@ -48,7 +48,7 @@ class Wrapper(nn.Module):
 
 
 MODEL = Two().eval()
-BERT = BertConfig(vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+BERT = {"vocab_size": 32, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 POSITIONAL: dict[str, Callable[[], Any]] = {
     "((a, b), y)": lambda: [((A, B), Y)],
     "([a, b], y)": lambda: [([A, B], Y)],
@@ -60,7 +60,7 @@ NAMED: dict[str, Callable[[], Any]] = {
     "({}, y)": lambda: [({"b": B, "a": A}, Y)],
     "labels": lambda: [{"a": A, "b": B, "labels": Y}],
     "label": lambda: [{"a": A, "label": Y, "b": B}],
-    "BatchEncoding": lambda: [BatchEncoding({"a": A, "b": B, "labels": Y})],
+    "BatchEncoding": lambda: [transformers.BatchEncoding({"a": A, "b": B, "labels": Y})],
     "UserDict": lambda: [UserDict(a=A, b=B, labels=Y)],
     "in parts": lambda: [{"a": A[i : i + 5], "b": B[i : i + 5], "labels": Y[i : i + 5]} for i in (0, 5, 10)],
 }
@@ -118,7 +118,7 @@ def test_which_names_a_model_takes() -> None:
     assert taken_by(MAP(MODEL)) == taken_by(MODEL)
     assert taken_by(Wrapper(MODEL)).names is None
     assert taken_by(lambda x: x) == Takes()
-    bert = BertForSequenceClassification(BERT)
+    bert = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT))
     names = taken_by(bert).names
     assert names is not None and {"input_ids", "attention_mask", "token_type_ids"} <= names and "labels" not in names
 
@@ -141,7 +141,7 @@ def test_inputs_named_apart_from_the_labels_reach_further_arguments() -> None:
 
 
 def test_a_tokenised_batch_is_an_example_and_an_input(posterior: pg.Posterior) -> None:
-    batch = BatchEncoding({"a": A, "b": B})
+    batch = transformers.BatchEncoding({"a": A, "b": B})
     made = pg.streamline(MODEL, posterior, batch)
     assert torch.equal(made(batch).variance, made(a=A, b=B).variance)
     assert torch.equal(pg.Classifier(made)(batch).probs, pg.Classifier(made)(a=A, b=B).probs)
@@ -150,12 +150,12 @@ def test_a_tokenised_batch_is_an_example_and_an_input(posterior: pg.Posterior) -
 def test_what_a_trainer_of_hugging_face_leaves(tmp_path: Path) -> None:
     """Its model, and its loaders of dictionaries."""
     torch.manual_seed(0)
-    model = BertForSequenceClassification(BERT)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT))
     ids, mask = torch.randint(1, 32, (12, 6)), torch.ones(6, dtype=torch.long)
     rows: Any = [{"input_ids": ids[i], "attention_mask": mask, "labels": i % 2} for i in range(12)]
-    options = TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True)
+    options = transformers.TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True)
     options.save_strategy = "no"  # type: ignore[assignment]
-    trainer = Trainer(model, options, train_dataset=rows, eval_dataset=rows)
+    trainer = transformers.Trainer(model, options, train_dataset=rows, eval_dataset=rows)
     trainer.train()
     with pytest.raises(pg.InputError, match=r"but is a Trainer: give its \.model"):
         pg.fit_laplace(trainer, trainer.get_eval_dataloader())  # type: ignore[arg-type]
@@ -220,7 +220,7 @@ def test_several_inputs_with_and_without_targets(form: str, posterior: pg.Poster
         "both at once": lambda: (A, B),
         "{}": lambda: [{"a": A, "b": B}],
         "all at once": lambda: {"a": A, "b": B, "labels": Y},
-        "encoded at once": lambda: BatchEncoding({"a": A, "b": B}),
+        "encoded at once": lambda: transformers.BatchEncoding({"a": A, "b": B}),
     }
     named = form in NAMED or (form in further and form not in ("(a, b)", "both at once"))
     made = net(posterior, "labels" if named else "(a, b, y)")

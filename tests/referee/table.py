@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 from referee.case import Case
@@ -76,6 +77,7 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*") if not text.startswith("**") else text
 
 
+@cache
 def kinds_on(page: Path) -> dict[str, tuple[str, ...]]:
     """What the page says of each case: `exact`, `approximated` or `refused`, by mode in the order of `MODES`."""
     rows = page.read_text().split(START)[1].split(END)[0].splitlines()

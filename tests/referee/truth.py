@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Literal
 from unittest import mock
 
@@ -166,6 +167,12 @@ def first_order(
     model: nn.Module, inputs: tuple[Tensor, ...], names: Sequence[str], covariance: Tensor, what: Statement
 ) -> list[Tensor]:
     """`J Σ Jᵀ` of every output, sample by sample: `[B, n, n]`."""
+    return [rows @ covariance @ rows.mT for rows in _jacobians(model, inputs, tuple(names), what)]
+
+
+@lru_cache(maxsize=2)  # of one model, which is asked for with several covariances
+def _jacobians(model: nn.Module, inputs: tuple[Tensor, ...], names: tuple[str, ...], what: Statement) -> list[Tensor]:
+    """`[B, n, P]` for every output."""
     parameters = {n: p.detach() for n, p in model.named_parameters()}
     random = {n: parameters[n] for n in names}
 
@@ -178,6 +185,5 @@ def first_order(
     for jacobian in jacobians:
         shape = next(iter(jacobian.values())).shape[: -random[names[0]].dim() or None]
         batch = shape[0] if len(shape) else 1
-        rows = torch.cat([jacobian[n].reshape(batch, math.prod(shape[1:]), -1) for n in names], dim=-1)
-        found.append(rows @ covariance @ rows.mT)
+        found.append(torch.cat([jacobian[n].reshape(batch, math.prod(shape[1:]), -1) for n in names], dim=-1))
     return found

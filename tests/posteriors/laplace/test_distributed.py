@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from posteriors.laplace.processes import CASES, FAILURES, batches, data, fit, network, work
+from posteriors.laplace.processes import CASES, FAILURES, PRELOADED, batches, data, fit, network, work
 from propagauss.errors import InputError
 from propagauss.posteriors import fit_laplace, load_posterior
 
@@ -25,7 +25,8 @@ pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that two ranks wrote."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(work, (str(folder),), nprocs=2)
+    mp.set_forkserver_preload(PRELOADED)
+    mp.start_processes(work, (str(folder),), nprocs=2, start_method="forkserver")
     return folder
 
 

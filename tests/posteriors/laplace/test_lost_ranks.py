@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from posteriors.laplace.lost_ranks import RANKS, TIMEOUT, fit, work
+from posteriors.laplace.processes import PRELOADED
 from propagauss.posteriors import load_posterior
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
@@ -25,7 +26,7 @@ SLACK = 20.0  # seconds, on a machine with other work
 )
 def test_the_others_stop_in_time_and_can_start_again(way: str, structure: str, limit: float, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["posteriors.laplace.lost_ranks"])
+    context.set_forkserver_preload(PRELOADED)
     ranks = [context.Process(target=work, args=(r, str(tmp_path), way, structure)) for r in range(RANKS)]
     try:
         for process in ranks:
