@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from propagauss.rules.elementwise.pieces import log_tail, split
+from propagauss.rules.elementwise.pieces import log_cdf, split
 from rules.cases import Call
 
 
-def test_logarithms_of_tails() -> None:
+def test_logarithms_of_probabilities() -> None:
     """In the written out form of exported graphs, too."""
-    u = torch.tensor([-1e4, -20.0, -2.0, -1e-6, 0.0, 1e-6, 0.3, 2.0, 20.0, 70.0, 1e4, 1e8], dtype=torch.float64)
-    expected = torch.special.log_ndtr(-u)
-    torch.testing.assert_close(log_tail(u), expected, rtol=0, atol=0)
-    exported = torch.export.export(Call(log_tail), (u,), strict=False).module()(u)  # type: ignore[arg-type]
+    a = torch.tensor([-1e4, -20.0, -2.0, -1e-6, 0.0, 1e-6, 0.3, 2.0, 20.0, 70.0, 1e4, 1e8], dtype=torch.float64)
+    expected = torch.special.log_ndtr(a)
+    torch.testing.assert_close(log_cdf(a), expected, rtol=0, atol=0)
+    exported = torch.export.export(Call(log_cdf), (a,), strict=False).module()(a)  # type: ignore[arg-type]
     torch.testing.assert_close(exported, expected, rtol=1e-10, atol=1e-14)
 
 

@@ -71,12 +71,12 @@ class MomentMatched(nn.Module):
     ):
         super().__init__()
         self.function = function
-        self.closed: Moments | None = closed
+        self.closed: Moments | None = None if isinstance(closed, type) else closed
         self.settings = settings
         self.pieces = None if closed is not None or graph is None else as_pieces(graph)
         self.scales: TwoScales | Stretched | Elu | None = None
         if isinstance(closed, type):
-            self.closed, self.scales = None, closed(dtype, *settings[0], **settings[1])
+            self.scales = closed(dtype, *settings[0], **settings[1])
         if closed is None and self.pieces is None and graph is not None:
             self.scales = two_scales(graph, dtype)
         if closed is None and self.pieces is None and self.scales is None:

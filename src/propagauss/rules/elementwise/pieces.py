@@ -129,14 +129,14 @@ def normal_tail(u: Tensor) -> Tensor:
     return 0.5 * t * torch.exp(logarithm - z * z)
 
 
-def log_tail(u: Tensor) -> Tensor:
-    """`log Φ(-u)`; written out for exported graphs, whose runtimes lack it, and for a device that does."""
-    if not (torch.compiler.is_exporting() or u.device.type == "mps"):
-        return torch.special.log_ndtr(-u)
-    z = u.abs() * math.sqrt(0.5)
+def log_cdf(a: Tensor) -> Tensor:
+    """`log Φ(a)`; written out for exported graphs, whose runtimes lack it, and for a device that does."""
+    if not (torch.compiler.is_exporting() or a.is_mps):
+        return torch.special.log_ndtr(a)
+    z = a.abs() * math.sqrt(0.5)
     t, logarithm = _logarithm(z)
     tail = torch.log(0.5 * t) + logarithm - z * z
-    return torch.where(u > 0, tail, torch.log1p(-torch.exp(tail)))
+    return torch.where(a > 0, torch.log1p(-torch.exp(tail)), tail)
 
 
 def _logarithm(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +151,7 @@ def _logarithm(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def wide(t: Tensor) -> Tensor:
     """In double precision, for what is the small difference of large terms."""
-    return t if t.device.type == "mps" else t.double()  # there is no double precision on that device
+    return t if t.is_mps else t.double()  # there is no double precision on that device
 
 
 class _Border(NamedTuple):
