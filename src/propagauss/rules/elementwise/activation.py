@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from propagauss.gaussian import Gaussian
-from propagauss.rules.elementwise.exponential import Elu
 from propagauss.rules.elementwise.moments import MOMENTS, Moments, of_pieces
 from propagauss.rules.elementwise.piecewise import as_pieces
 from propagauss.rules.elementwise.quadrature.borders import Borders
@@ -64,19 +63,16 @@ class MomentMatched(nn.Module):
     def __init__(
         self,
         function: Callable[..., Tensor],
-        closed: Moments | type[Elu] | None,
+        closed: Moments | None,
         settings: Settings,
         dtype: torch.dtype,
         graph: fx.GraphModule | None = None,
     ):
         super().__init__()
         self.function = function
-        self.closed: Moments | None = None if isinstance(closed, type) else closed
-        self.settings = settings
+        self.closed, self.settings = closed, settings
         self.pieces = None if closed is not None or graph is None else as_pieces(graph)
-        self.scales: TwoScales | Stretched | Elu | None = None
-        if isinstance(closed, type):
-            self.scales = closed(dtype, *settings[0], **settings[1])
+        self.scales: TwoScales | Stretched | None = None
         if closed is None and self.pieces is None and graph is not None:
             self.scales = two_scales(graph, dtype)
         if closed is None and self.pieces is None and self.scales is None:

@@ -1,18 +1,12 @@
 """First two moments of the exponential linear units, ELU, CELU and SELU, in closed form.
 
-    g(x) = B x for x > 0,    A (exp(c x) - 1) for x <= 0,        x ~ N(m, v)
+    g(x) = B x for x > 0,    A (exp(c x) - 1) for x <= 0,        x ~ N(m, v), s = √v, a = m/s, h = c s
 
-In units of `1/c`, and with `k = c A/B`, it is `B/c` times the function `x` for `x > 0`, `k (exp(x) - 1)` for `x <= 0`.
-With `u_j = (m + j v)/s`, `s = √v`, the integrals of exponentials against the normal density are
+Exponentials against a normal density are normal densities elsewhere: with the Mills ratio `R(u) = Φ(-u)/φ(u)`,
 
-    M_j = ∫_{x < 0} exp(j x) = exp(j m + j² v/2) Φ(-u_j) = exp(log Φ(-u_j) + j (2 m + j v)/2)
+    M_j = ∫_{x < 0} exp(j c x) φ = φ(a) R(a + j h),            M_0 = Φ(-a)
 
-where the exponent is never positive, so that nothing overflows. With `R = E[relu(x)] = m (1 - M_0) + s φ(m/s)` and
-`D = M_1 - M_0`, the moments of that function are
-
-    E = R + k D        Var = v (1 - M_0) + R (m - R) + k² (M_2 - 2 M_1 + M_0) - k D (R + E)        E' = 1 - M_0 + k M_1
-
-In few ops, as calls cost more than the numbers in them where these are few.
+and every moment is a sum of `M_0`, `M_1`, `M_2` and of the two moments of the straight line.
 """
 
 from __future__ import annotations
@@ -20,66 +14,76 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from propagauss.rules.elementwise.pieces import log_cdf, wide
-from propagauss.rules.elementwise.quadrature.sums import Found, in_blocks, lifted
+from propagauss.rules.elementwise.pieces import FAR, mills, wide
+
+LARGE = 600.0  # an exponential of it is a number, also where it is not used
 
 
-class Elu(nn.Module):
+def elu(
+    m: Tensor, v: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
     """`E[g]`, `Var[g]` and `E[g']`, `A = alpha scale`, `B = scale`, `c = input_scale`.
 
-    In double precision, since the terms of the variance are of order one, and their sum of the order of `v`. Below a
-    floor the mean is that at the floor, which is wrong by some 1e-6 at a kink, and the variance is extrapolated
-    linearly.
+    In double precision and measured from `g(m)`, which is the median of `g`, so that the square of the mean deviation
+    is no larger than the variance. Second differences of Mills ratios remain, whose digits are lost with small `h`.
+    Around zero a narrow function is the same on all scales, so that below a floor `h` is replaced by the floor, at the
+    same `a`, and deviations are scaled back; away from zero only the factor `exp(c m)` is not the same.
     """
-
-    minus_steps: Tensor
-
-    def __init__(self, dtype: torch.dtype, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0):
-        super().__init__()
-        self.alpha, self.scale, self.input_scale = alpha, scale, input_scale
-        self.register_buffer("minus_steps", -torch.arange(3, dtype=dtype).view(-1, 1, 1))
-
-    def forward(self, m: Tensor, v: Tensor, slope: bool = True) -> Found:
-        """The slope only if it is asked for."""
-        return in_blocks(self._moments, m, v, slope)
-
-    def _moments(self, m: Tensor, v: Tensor, slope: bool) -> Found:
-        c, line, k = self.input_scale, self.scale / self.input_scale, self.alpha * self.input_scale
-        dtype, m, v = m.dtype, wide(m), wide(v)
-        if c != 1:
-            m, v = c * m, c * c * v
-        floored = v.clamp_min(torch.finfo(m.dtype).eps ** (5 / 8))
-        s = floored.sqrt()
-        minus_j = lifted(wide(self.minus_steps), m)
-        moved = minus_j * floored - m
-        minus_u = moved / s
-        exponent = torch.addcmul(log_cdf(minus_u), minus_j, moved - m, value=0.5)
-        below, first, second = exponent.clamp_max(0.0).exp().unbind(0)  # rounding may make it positive
-        a = minus_u[0]
-        past = torch.addcmul(m * below, s, torch.exp(a * a * -0.5), value=-1 / math.sqrt(2 * math.pi))  # m - R
-        relu, drop = m - past, first - below
-        mean = _plus(relu, drop, k)
-        variance = torch.addcmul(torch.addcmul(floored, floored, below, value=-1), relu, past)
-        variance = _plus(variance, second - first - drop, k * k)
-        variance = torch.addcmul(variance, drop, mean + relu, value=-k).relu() * (v / floored)
-        if line != 1:
-            mean, variance = line * mean, line * line * variance
-        along = (self.scale * (1 - below + k * first)).to(dtype) if slope else None
-        return mean.to(dtype), variance.to(dtype), along
+    dtype, m, v = m.dtype, wide(m), wide(v)
+    limits, c = torch.finfo(v.dtype), input_scale
+    s = v.clamp(min=limits.tiny**0.5).sqrt()
+    floored = s.clamp(min=limits.eps ** (1 / 3) / abs(c))
+    a = (m / s).clamp(-FAR, FAR)
+    at = a * floored
+    h, exponent, line = _times(c, floored), _times(c, at), _times(scale, floored)
+    left = a <= 0
+    above, density, masses = _masses(a, h, exponent, left)
+    # deviations from g(m): A exp(c x) - base on the left of zero, B s z + gap on its right
+    first, second = (_times(alpha * scale, each) for each in masses[1:])
+    value = _unit(at, alpha, scale, c)
+    base, gap = value + alpha * scale, _times(scale, at) - value
+    same = torch.exp(torch.where(left, _times(c, m) - exponent, 0.0))
+    lower = torch.addcmul(first, base, masses[0], value=-1)
+    upper = torch.addcmul(line * density, gap, above)
+    shift = torch.addcmul(upper, same, lower)
+    lower_square = _times(alpha * scale, torch.addcmul(second, base, masses[1], value=-1)) - base * lower
+    upper_square = line * torch.addcmul(gap * density, line, torch.addcmul(above, a, density, value=-1)) + gap * upper
+    variance = torch.addcmul(upper_square, same.square(), lower_square) - shift.square()
+    mean = torch.addcmul(_unit(m, alpha, scale, c), s / floored, shift)
+    slope = torch.addcmul(_times(scale, above), same, first, value=c)
+    return mean.to(dtype), (variance.clamp(min=0) * (v / floored.square())).to(dtype), slope.to(dtype)
 
 
-class Celu(Elu):
-    def __init__(self, dtype: torch.dtype, alpha: float = 1.0):
-        super().__init__(dtype, alpha, 1.0, 1 / alpha)
+def _times(factor: float, t: Tensor) -> Tensor:
+    return t if factor == 1 else factor * t
 
 
-class Selu(Elu):
-    def __init__(self, dtype: torch.dtype):
-        super().__init__(dtype, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+def _unit(x: Tensor, alpha: float, scale: float, c: float) -> Tensor:
+    """`g(x)`; in ops of its own in exported graphs, as their runtimes lack it in double precision."""
+    if not torch.compiler.is_exporting():
+        return torch.ops.aten.elu(x, alpha, scale, c)
+    bent = (alpha * scale) * torch.expm1((c * x).clamp(max=LARGE))
+    return torch.where(x > 0, scale * x, bent)
 
 
-def _plus(a: Tensor, b: Tensor, factor: float) -> Tensor:
-    """`a + factor b`; a call with a factor costs half as much again."""
-    return a + b if factor == 1 else torch.add(a, b, alpha=factor)
+def celu(m: Tensor, v: Tensor, alpha: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    return elu(m, v, alpha, 1.0, 1 / alpha)
+
+
+def selu(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return elu(m, v, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+def _masses(a: Tensor, h: Tensor, exponent: Tensor, left: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """`Φ(a)`, `φ(a)` and the `M_j`; neither factor of a product is too large or too small on its own."""
+    density = torch.exp(a * a * -0.5) * (1 / math.sqrt(2 * math.pi))
+    at = a + h
+    points = torch.stack([a, at, at + h])
+    tails = density * mills(points.abs())
+    tail, points, tails = tails[0], points[1:], tails[1:]
+    most = 1 - tail
+    whole = torch.stack([torch.addcmul(exponent, h, h, value=0.5), 2 * h * at]).clamp(max=LARGE).exp()
+    rest = torch.where(points > 0, tails, whole - tails).unbind(0)
+    return torch.where(left, tail, most), density, (torch.where(left, most, tail), *rest)
