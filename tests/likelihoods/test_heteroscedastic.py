@@ -1,5 +1,7 @@
 """Noise that the network gives: moments against a million draws, shapes, calibration of the noise, errors."""
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -132,11 +134,20 @@ class Output(NamedTuple):
     logvar: Tensor
 
 
+@functools.cache
+def hugging_face() -> Callable[..., object]:
+    """A class of outputs as models of `transformers` have them."""
+    output = pytest.importorskip("transformers.utils").ModelOutput
+    fields = [("mean", Tensor | None, None), ("log_variance", Tensor | None, None)]
+    return dataclasses.make_dataclass("HuggingFaceOutput", fields, bases=(output,))
+
+
 FORMS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "stacked": lambda m, s: torch.stack([m, s], -1),
     "tuple": lambda m, s: (m, s),
     "dict": lambda m, s: {"log_variance": s, "mean": m},
     "named": Output,
+    "hugging face": lambda m, s: hugging_face()(mean=m, log_variance=s),
 }
 
 
@@ -157,7 +168,9 @@ def heads(form: str, width: int | None) -> nn.Module:
     return Heads(form, width).double().eval()
 
 
-@pytest.mark.parametrize(("form", "width"), [("tuple", None), ("tuple", 3), ("dict", 1), ("named", 3)])
+@pytest.mark.parametrize(
+    ("form", "width"), [("tuple", None), ("tuple", 3), ("dict", 1), ("named", 3), ("hugging face", 1)]
+)
 @pytest.mark.parametrize("engine", [pg.streamline, pg.linearise])
 def test_mean_and_log_variance_apart(form, width, engine, tmp_path):
     """All is as with a model that returns both in one tensor."""
