@@ -282,7 +282,7 @@ HEADER = (
 )
 
 
-def row(model: Model, samples: int = 400) -> tuple[str, ...] | None:
+def row(model: Model) -> tuple[str, ...] | None:
     """One line of the table; None if a package is missing."""
     try:
         streamlined(model)
@@ -294,23 +294,23 @@ def row(model: Model, samples: int = 400) -> tuple[str, ...] | None:
     batch = varies(model, 3)
     sequence = varies(model, 1, OTHER_LENGTH) if model.reads != "image" else "–"
     mean = "yes" if agrees(model, 1) else "no"
-    return model.name, "yes", mean, batch, sequence, f"{ratio(model, samples):.2f}", exactness(model)
+    return model.name, "yes", mean, batch, sequence, f"{ratio(model, 400):.2f}", exactness(model)
 
 
-def timm_rows(samples: int = 400) -> list[tuple[str, ...]]:
+def timm_rows() -> list[tuple[str, ...]]:
     """Rows of timm's models, made in a process of their own: with torchvision around, other libraries do not load."""
     if not TIMM_FOLDER.is_dir():
         return []
-    command = [sys.executable, __file__, "--only-timm", str(samples)]
+    command = [sys.executable, __file__, "--only-timm"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [tuple(cells) for cells in json.loads(done.stdout.splitlines()[-1])]
 
 
-def _print_timm_rows(samples: int) -> None:
+def _print_timm_rows() -> None:
     # PyPI's torchvision fails at this module beside a CPU build of torch; timm does not need what it registers
     sys.modules["torchvision._meta_registrations"] = ModuleType("torchvision._meta_registrations")
     sys.path.append(str(TIMM_FOLDER))
-    print(json.dumps([row(model, samples) for model in TIMM]))
+    print(json.dumps([row(model) for model in TIMM]))
 
 
 def table(models: list[Model]) -> str:
@@ -325,12 +325,12 @@ START, END = "<!-- compatibility:start -->", "<!-- compatibility:end -->"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", type=Path, help="a page that holds the markers of the table")
-    parser.add_argument("--only-timm", type=int, metavar="SAMPLES", help="print the rows of timm's models as JSON")
+    parser.add_argument("--only-timm", action="store_true", help="print the rows of timm's models as JSON")
     args = parser.parse_args()
     page = args.write
     torch.set_num_threads(1)
     if args.only_timm:
-        _print_timm_rows(args.only_timm)
+        _print_timm_rows()
         return
     text = table([*TRANSFORMERS, *_convolutional()])
     if page is None:

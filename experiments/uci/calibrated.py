@@ -21,7 +21,7 @@ from experiments.report import html
 from experiments.uci.data import SETS
 from experiments.uci.methods import EQUAL, Score, _batches, _normal, map_scores
 from experiments.uci.posteriors import Fitted
-from experiments.uci.summary import Summary, bold_counts, mean_ranks
+from experiments.uci.summary import Summary, bold_counts, lines, mean_ranks
 from propagauss.demo.data import Split
 from propagauss.engines.linearise import linearise
 from propagauss.engines.streamline import streamline
@@ -85,24 +85,14 @@ def table(sets: Sequence[Summary], beside: Sequence[Summary]) -> str:
     if not sets:
         return html.paragraph("Scale and noise together, by `calibrate`: not run.")
     groups = contests(sets)
-    counts, ranks = bold_counts(sets, "nlpd", groups), mean_ranks(sets, groups)
-    marks = {(s.name, m): b for s in sets for group in groups.values() for m, b in s.bold("nlpd", group).items()}
-    lines, before = [], ""
-    for method in sets[0].methods:
-        cells = [html.Cell(f"{s.mean('nlpd', method):.3f}", bold=marks.get((s.name, method), False)) for s in sets]
-        count = f"{counts[method]}/{len(sets)}" if method in counts else ""
-        rank = f"{ranks[method]:.1f}" if method in ranks else ""
-        kind = method.split()[0]
-        ours = any(engine in method for engine in (STREAMLINED, LINEARISED))
-        lines.append(html.Line([method, *cells, count, rank], ours=ours, start=kind != before))
-        before = kind
+    rows = lines(sets, groups, lambda method: any(engine in method for engine in (STREAMLINED, LINEARISED)))
     folds = sum(len(s.folds) for s in sets)
     caption = (
         f"NLPD, means over folds ({folds} in all). Calibrated: scale and noise fitted together by `calibrate`, the "
         "largest scale that the validation part allows; scale fitted: with the noise of training. Bold, bold count and "
         f"mean rank are among the fitted methods of a posterior. {_networks(sets, beside)}"
     )
-    return html.table(["method", *(s.name for s in sets), "bold", "rank"], lines, caption)
+    return html.table(["method", *(s.name for s in sets), "bold", "rank"], rows, caption)
 
 
 def headline(sets: Sequence[Summary]) -> str:
@@ -111,7 +101,7 @@ def headline(sets: Sequence[Summary]) -> str:
         return ""
     groups = contests(sets)
     counts, ranks = bold_counts(sets, "nlpd", groups), mean_ranks(sets, groups)
-    lines = [
+    text = [
         f"| the same {len(sets)} sets, all fitted on the validation part | NLPD best or tied | mean NLPD rank |",
         "|---|---|---|",
     ]
@@ -119,8 +109,8 @@ def headline(sets: Sequence[Summary]) -> str:
         for m in methods:
             name = m.replace(f"{kind} ", f"{kind}, ", 1)
             name = name if PLAIN in m else f"**{name}**"
-            lines.append(f"| {name} | {counts[m]}/{len(sets)} | {ranks[m]:.1f} of {len(methods)} |")
-    return "\n".join(lines)
+            text.append(f"| {name} | {counts[m]}/{len(sets)} | {ranks[m]:.1f} of {len(methods)} |")
+    return "\n".join(text)
 
 
 def _networks(sets: Sequence[Summary], beside: Sequence[Summary]) -> str:

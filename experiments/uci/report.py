@@ -13,7 +13,7 @@ from experiments.uci.data import CHOICES, SETS
 from experiments.uci.methods import STDDEV
 from experiments.uci.posteriors import PROTOCOL
 from experiments.uci.readings import readings
-from experiments.uci.summary import FITTED, PAPER, Summary, bold_counts, mean_ranks, summaries
+from experiments.uci.summary import FITTED, PAPER, Summary, bold_counts, lines, mean_ranks, summaries
 
 NAMES = [m for methods in PAPER.values() for m in methods]
 BOLD = (
@@ -76,22 +76,13 @@ def paper_count(paper: Published, method: str) -> str:
 
 def _all_methods(sets: Sequence[Summary]) -> str:
     """Methods in rows, sets in columns; bold as in the contest in which each has one number fitted."""
-    counts, ranks = bold_counts(sets, "nlpd", FITTED), mean_ranks(sets, FITTED)
-    marks = {(s.name, m): b for s in sets for group in FITTED.values() for m, b in s.bold("nlpd", group).items()}
-    lines, before = [], ""
-    for method in sets[0].methods:
-        cells = [html.Cell(f"{s.mean('nlpd', method):.3f}", bold=marks.get((s.name, method), False)) for s in sets]
-        count = f"{counts[method]}/{len(sets)}" if method in counts else ""
-        rank = f"{ranks[method]:.1f}" if method in ranks else ""
-        kind = method.split()[0]
-        lines.append(html.Line([method, *cells, count, rank], ours=" ours" in method, start=kind != before))
-        before = kind
     caption = (
         "Means over folds. Bold, bold count and mean rank are among those methods of a posterior that have one number "
         "fitted on the validation part: the scale, or the noise of MAP (counted with LA). “One Gaussian” replaces the "
         "mixture over draws by its mean and variance. “Variances only” streamlines with covariance='diagonal'."
     )
-    return html.table(["method", *(s.name for s in sets), "bold", "rank"], lines, caption)
+    rows = lines(sets, FITTED, lambda method: " ours" in method)
+    return html.table(["method", *(s.name for s in sets), "bold", "rank"], rows, caption)
 
 
 def _behind(sets: Sequence[Summary]) -> str:

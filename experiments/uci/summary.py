@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from experiments.frame.experiment import Record
+from experiments.report import html
 from experiments.uci.data import SETS
 from experiments.uci.methods import bold, pooled
 
@@ -101,3 +102,18 @@ def _ranks(values: Mapping[str, float]) -> dict[str, float]:
         m: 1 + sum(o < v for o in shown.values()) + (sum(o == v for o in shown.values()) - 1) / 2
         for m, v in shown.items()
     }
+
+
+def lines(sets: Sequence[Summary], groups: Mapping[str, Sequence[str]], ours: Callable[[str], bool]) -> list[html.Line]:
+    """NLPDs: methods in rows, sets in columns, then how often a method is bold among its group, and its mean rank."""
+    counts, ranks = bold_counts(sets, "nlpd", groups), mean_ranks(sets, groups)
+    marks = {(s.name, m): b for s in sets for group in groups.values() for m, b in s.bold("nlpd", group).items()}
+    found, before = [], ""
+    for method in sets[0].methods:
+        cells = [html.Cell(f"{s.mean('nlpd', method):.3f}", bold=marks.get((s.name, method), False)) for s in sets]
+        count = f"{counts[method]}/{len(sets)}" if method in counts else ""
+        rank = f"{ranks[method]:.1f}" if method in ranks else ""
+        kind = method.split()[0]
+        found.append(html.Line([method, *cells, count, rank], ours=ours(method), start=kind != before))
+        before = kind
+    return found

@@ -67,7 +67,7 @@ def selected(network: nn.Module, pattern: str) -> pg.Posterior:
 
 
 def test_timm() -> None:
-    rows = timm_rows(samples=50)
+    rows = timm_rows()
     if not rows:
         pytest.skip("timm is not installed")
     assert [cells[0] for cells in rows] == ["timm ViT", "timm ResNet", "timm ConvNeXt"]
