@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from propagauss.rules.elementwise.exponential import celu, elu, selu
 from propagauss.rules.elementwise.pieces import Pieces, split
 from propagauss.rules.elementwise.piecewise import PIECES
 from propagauss.rules.elementwise.thresholds import clamp, hardshrink, hardsigmoid, hardswish, softshrink, threshold
@@ -99,9 +98,6 @@ MOMENTS: dict[Any, Moments] = {op: _of_op(op) for op in PIECES} | {
     aten.leaky_relu.default: leaky_relu,
     aten.rrelu.default: lambda m, v, lower=1 / 8, upper=1 / 3, *_: leaky_relu(m, v, (lower + upper) / 2),
     aten.abs.default: absolute,
-    aten.elu.default: elu,
-    aten.celu.default: celu,
-    aten.selu.default: selu,
     aten.relu6.default: lambda m, v: clamp(m, v, 0.0, 6.0),
     aten.hardtanh.default: lambda m, v, min_val=-1.0, max_val=1.0: clamp(m, v, min_val, max_val),
     aten.clamp.default: clamp,

@@ -129,21 +129,6 @@ def normal_tail(u: Tensor) -> Tensor:
     return 0.5 * t * torch.exp(logarithm - z * z)
 
 
-def mills(u: Tensor) -> Tensor:
-    """`Φ(-u) / φ(u)` for `u >= 0`; beyond 35, where it is close to `1 / (u + 1/u)`, right to six digits.
-
-    `torch.special.erfcx` is twice as slow, and runtimes of exported graphs lack it.
-    """
-    z = u * math.sqrt(0.5)
-    if torch.compiler.is_exporting():
-        t, logarithm = _logarithm(z)
-        return math.sqrt(math.pi / 2) * t * torch.exp(logarithm)
-    last = 35 * math.sqrt(0.5)  # its exponential and its error function are not yet subnormal numbers
-    near, far = z.clamp(max=last), z.clamp(min=last)
-    decay = math.sqrt(math.pi / 2) * (last + 0.5 / last) / (far + 0.5 / far)
-    return torch.erfc(near) * torch.exp(near * near) * decay
-
-
 def _logarithm(z: Tensor) -> tuple[Tensor, Tensor]:
     """`t` and `log(erfc(z) exp(z²) / t)`, as runtimes of exported graphs lack error functions in double precision."""
     t = 2 / (2 + z)

@@ -1,4 +1,4 @@
-"""First two moments of functions with one kink at most and tails of any kind: softsign, arctangent and the like.
+"""First two moments of functions with one kink at most and tails of any kind: softsign, arctangent, ELU and the like.
 
 The trapezoidal rule, `K` equidistant nodes `u_j` that are the same for all entries, in a variable `τ` in which the
 function bends on one scale only. With `α = (m - k)/s`, `k` the kink or the place where the function bends,
