@@ -185,6 +185,12 @@ def test_summary_says_the_same(case: Case):
     else:
         own = {"mean": predictive.mean, "stddev": predictive.stddev}
     expected = own | {"epistemic": parts.epistemic, "aleatoric": parts.aleatoric}
+    if isinstance(predictive, Categorical):
+        centre = torch.eye(case.outputs, dtype=F64) - 1 / case.outputs
+        around = (centre @ latent.covariance @ centre).diagonal(dim1=1, dim2=2)
+        expected["latent_variance"] = around.mean(-1)
+    elif isinstance(predictive, CLASSES):
+        expected["latent_variance"] = latent.variance
     assert list(found) == list(expected)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value)

@@ -50,8 +50,20 @@ def test_classes(form: str, net: pg.Streamlined) -> None:
     np.testing.assert_allclose(found.entropy, single.entropy().numpy(), atol=1e-5)
     np.testing.assert_allclose(found.epistemic + found.aleatoric, found.entropy, atol=1e-5)
     np.testing.assert_allclose(found.epistemic, classifier.decompose(X).epistemic.numpy(), atol=1e-5)
-    np.testing.assert_allclose(found.latent_variance, 2 * net(X).variance.mean(-1).numpy(), rtol=1e-4)
+    np.testing.assert_allclose(found.latent_variance, 2 * 2 / 3 * net(X).variance.mean(-1).numpy(), rtol=1e-4)
     assert len(found) == 11 and found.is_classes and (found.epistemic >= 0).all()
+
+
+def test_what_all_logits_have_in_common_is_no_latent_variance() -> None:
+    net = pg.linearise(MODEL, POSTERIOR, X[:2])
+    classifier, latent = pg.Classifier(net), net(X)
+    found = classifier.predict(X).latent_variance
+    logits = latent.sample((200_000,), torch.Generator().manual_seed(0))
+    around = logits - logits.mean(-1, keepdim=True)
+    np.testing.assert_allclose(found, around.var(0).mean(-1).numpy(), rtol=0.02)
+    shifted = pg.Gaussian(latent.mean, covariance=latent.covariance + 7.0)  # one random number added to all
+    again = classifier.likelihood.summary(shifted)["latent_variance"]
+    np.testing.assert_allclose(again.numpy(), found, rtol=1e-3)
 
 
 def test_values(net: pg.Streamlined) -> None:

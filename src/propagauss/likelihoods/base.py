@@ -175,7 +175,7 @@ class Likelihood(abc.ABC):
     def summary(self, latent: Gaussian) -> dict[str, Tensor]:
         """What a data set of predictions is made of: `mean`, `stddev` and its parts `epistemic` and `aleatoric`.
 
-        For classes `probabilities`, `prediction`, `entropy` and its parts.
+        For classes `probabilities`, `prediction`, `entropy` and its parts, and `latent_variance`.
         """
         parts = self.decompose(latent)
         return {"mean": self.predictive(latent).mean, "stddev": parts.total.sqrt()} | parts._asdict()

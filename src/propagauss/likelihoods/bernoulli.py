@@ -128,7 +128,7 @@ class BernoulliLikelihood(Likelihood):
     def summary(self, latent: Gaussian) -> dict[str, Tensor]:
         probs, parts = self.predictive(latent).probs, self.decompose(latent)
         own = {"probabilities": probs, "prediction": (probs > 0.5).long(), "entropy": parts.total}
-        return own | parts._asdict()
+        return own | parts._asdict() | {"latent_variance": latent.variance}
 
     # -- calibration
 

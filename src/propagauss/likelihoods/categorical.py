@@ -159,7 +159,18 @@ class CategoricalLikelihood(Likelihood):
     def summary(self, latent: Gaussian) -> dict[str, Tensor]:
         log_probs, parts = self.log_probs(latent), self.decompose(latent)
         own = {"probabilities": log_probs.exp(), "prediction": log_probs.argmax(-1), "entropy": parts.total}
-        return own | parts._asdict()
+        return own | parts._asdict() | {"latent_variance": self._around_mean(latent)}
+
+    def _around_mean(self, latent: Gaussian) -> Tensor:
+        """Variance of the logits around their mean over classes, averaged over classes: `[B, ...]`.
+
+        What all logits have in common changes no probability.
+        """
+        latent = self.classes_last(latent)
+        covariance = last_dimension(latent) if latent.chosen is None else latent.chosen.covariance
+        if covariance.dim() == latent.mean.dim():
+            return covariance.mean(-1) * (1 - 1 / covariance.shape[-1])
+        return (covariance.diagonal(dim1=-2, dim2=-1).mean(-1) - covariance.mean((-2, -1))).clamp(min=0)
 
     def log_predictive(self, moments: Moments, y: Tensor) -> Tensor:
         return self._picked(self._probabilities(moments), y)

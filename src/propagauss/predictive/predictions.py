@@ -30,8 +30,9 @@ class Predictions:
 
     Of classes: `probabilities` `[N, ..., classes]`, the `prediction` (the most probable class), and its `entropy` in
     nats, which is the sum of `epistemic` (mutual information, BALD) and `aleatoric`. `latent_variance` is the variance
-    of the logits, averaged over classes. Where each output is a probability of its own (one logit, or several labels),
-    `probabilities` has the shape of `prediction`.
+    of the logits around their mean over classes, averaged over classes: what all of them have in common changes no
+    probability. Where each output is a probability of its own (one logit, or several labels), it is the variance of
+    that logit, and `probabilities` has the shape of `prediction`.
     """
 
     mean: np.ndarray

@@ -89,7 +89,7 @@ class Predictor(Unpickled, nn.Module):
         rows = whole(batch_size, "batch_size", 1)
         title = "predicting" if flag(progress, "progress") else None
         inputs = input_batches(self._tensors(data), taken_by(self.net), device_of(self.net), title, rows)
-        parts = [_arrays(self._summary(self.latent(x))) for x in inputs]
+        parts = [_arrays(self.likelihood.summary(self.latent(x))) for x in inputs]
         return Predictions.joined(parts, self.likelihood.name, self.likelihood.normal)
 
     def _tensors(self, data: Any) -> Any:
@@ -100,15 +100,6 @@ class Predictor(Unpickled, nn.Module):
             return data
         given = from_numpy(np.asanyarray(data))
         return given.to(dtype_of(self.net)) if given.is_floating_point() else given
-
-    def _summary(self, latent: Gaussian) -> dict[str, Tensor]:
-        found = self.likelihood.summary(latent)
-        if "probabilities" in found:
-            mean, covariance, _ = self.likelihood.moments(latent)
-            variance = covariance if covariance.dim() == mean.dim() else covariance.diagonal(dim1=-2, dim2=-1)
-            apart = found["probabilities"].shape == found["prediction"].shape
-            found["latent_variance"] = variance.reshape(found["prediction"].shape) if apart else variance.mean(-1)
-        return found
 
     def fit_scale(self, loader: Iterable[Any], progress: bool = True) -> Self:
         """Set `scale` to the minimiser of the mean NLPD over the `(x, y)` batches of `loader` (held-out data).
