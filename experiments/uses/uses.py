@@ -41,6 +41,7 @@ KINDS: dict[str, Kind] = {
 SEEDS = {"full": 3, "quick": 1}
 QUICK = ("diabetes", "segmentation")
 TAKEN = "what its variance says, within two standard errors"  # how `tune` chooses among equally good predictors
+LATENT = "around the mean over classes"  # the variance of logits
 LIMIT = 2.0  # paired standard errors by which the tuned model may be worse
 
 
@@ -54,7 +55,7 @@ def units(context: Context) -> list[Unit]:
 
 
 def _config(name: str, number: int) -> dict[str, Any]:
-    config = {"seed": number, "defaults": True, "taken": TAKEN}
+    config = {"seed": number, "defaults": True, "taken": TAKEN, "latent_variance": LATENT}
     return config | ({"far": KINDS[name].far} if KINDS[name].nearer else {})
 
 
