@@ -40,7 +40,7 @@ def test_against_loops(count: int, full: bool, pairs: bool, block: int, monkeypa
     variance, bias = torch.rand(O, I).double(), torch.rand(O).double()
     truth = literal(g, a, variance, bias)
     total = torch.rand_like(truth) if full else torch.rand(B, K).double()
-    found = SharedLayer(Independent(variance, bias, None), full, pairs)(g, a, total) - total
+    found = SharedLayer(Independent(variance, bias, None), full, pairs * count)(g, a, total) - total
     torch.testing.assert_close(found, truth if full else truth.diagonal(dim1=1, dim2=2))
 
 
@@ -50,8 +50,10 @@ def test_in_a_rotated_basis() -> None:
     left, right = (torch.linalg.qr(torch.randn(n, n).double())[0] for n in (O, I))
     variance, bias = torch.rand(O, I).double(), torch.rand(O).double()
     truth = literal(left.mT @ g, right.mT @ a, variance, bias)
-    for pairs in (False, True):
-        torch.testing.assert_close(SharedLayer(Independent(variance, bias, (left, right)), True, pairs)(g, a), truth)
+    for pairs in (0, 3):
+        form = SharedLayer(Independent(variance, bias, (left, right)), True, pairs)
+        for make in (lambda t: t, lambda t: t.mT.contiguous().mT):  # images and tokens
+            torch.testing.assert_close(form(make(g), make(a)), truth)
 
 
 def test_the_choice_goes_by_count() -> None:

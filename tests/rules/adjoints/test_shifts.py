@@ -30,7 +30,7 @@ def test_equal_to_patches(name: str, full: bool) -> None:
     layer = Independent(torch.rand(5, entries).double(), torch.rand(5).double(), None)
     g = torch.randn(3, 2, 5, *geometry.places).double()
     patches = F.unfold(x, geometry.kernel, geometry.dilation, geometry.padding, geometry.stride)  # type: ignore[arg-type]
-    truth = SharedLayer(layer, full, pairs=True)(g.flatten(3), patches, total := torch.rand(()).double())
+    truth = SharedLayer(layer, full, patches.shape[2])(g.flatten(3), patches, total := torch.rand(()).double())
     torch.testing.assert_close(ShiftedPairs(layer, full, geometry)(g, x, total), truth)
 
 

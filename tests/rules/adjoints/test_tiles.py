@@ -31,7 +31,7 @@ def test_equal_to_patches(
     x = torch.randn(B, I, *(n + 2 - 2 * p for n, p in zip(size, padding, strict=True))).double()
     g, layer = torch.randn(K, B, O, *size).double(), Independent(torch.rand(O, 9 * I).double(), torch.rand(O), None)
     patches = F.unfold(x, 3, padding=tuple(padding))
-    truth = SharedLayer(layer, full, pairs=False)(g.flatten(3), patches, total := torch.rand(()).double())
+    truth = SharedLayer(layer, full)(g.flatten(3), patches, total := torch.rand(()).double())
     form = TiledConvolution(layer, full, padding)
     torch.testing.assert_close(form(g, x, total), truth, rtol=1e-12, atol=0)
     assert form(g[:, :0], x[:0]).shape == truth[:0].shape

@@ -42,7 +42,7 @@ from propagauss.posteriors.diagonal import DiagonalPosterior
 from propagauss.posteriors.roots import joint_root, own_root
 from propagauss.rules.adjoints.forms import DiagonalEmbedding, gram, independent, layer_form, squares
 from propagauss.rules.adjoints.positions import Sizes, shared_form
-from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE, pulled_back, pulled_back_per_sample
+from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE, PREPARED, pulled_back, pulled_back_per_sample
 from propagauss.rules.adjoints.shifts import Geometry
 from propagauss.tracing.trace import Traced
 
@@ -74,6 +74,7 @@ class Sweep:
         self.entries = 1  # of the output, for each sample
         self.values = 0  # entries of the largest sensitivities so far, for one sample and one entry of the output
         self.kept = 0  # entries of Jacobians that are kept to the end
+        self.ready: dict[fx.Node, fx.Node] = {}  # what the adjoints of all arguments of an op need
         self.geometries: dict[fx.Node, Geometry] = {}  # of the patches that convolutions meet
         self.walks: dict[int, Sensitivities] = {}
         self.steps: dict[fx.Node, Step] = {}
@@ -226,6 +227,10 @@ class Sweep:
         found = None if has_complex(node) else ADJOINTS.get(op)  # written for real numbers
         self._note(node, "automatic" if found is None else "adjoint")
         if found is not None:
+            if op in PREPARED:
+                if node not in self.ready:
+                    self.ready[node] = self.graph.call_function(PREPARED[op], args, kwargs)
+                kwargs = kwargs | {"ready": self.ready[node]}
             return self.graph.call_function(found, (g, at, y, *args), kwargs)
         return self.graph.call_function(pulled_back, (g, path, op, y, *args), kwargs)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from propagauss.rules.adjoints.registry import adjoint, unbroadcast
+from propagauss.rules.adjoints.registry import adjoint, prepared, unbroadcast
 from propagauss.rules.matrices.attention import attention_weights
 
 aten = torch.ops.aten
@@ -91,6 +91,21 @@ def log_softmax(g: Tensor, i: int, y: Tensor, x: Tensor, dim: int, *rest: Any, *
     return g - y.exp() * g.sum(dim, keepdim=True)
 
 
+@prepared(aten.scaled_dot_product_attention.default)
+def weights_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    return attention_weights(q, k, mask, is_causal, scale, enable_gqa)
+
+
 @adjoint(aten.scaled_dot_product_attention.default)
 def attention(
     g: Tensor,
@@ -105,13 +120,14 @@ def attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    ready: Tensor,
 ) -> Tensor:
     """`y = P v`, `P = softmax(s q kᵀ + mask)`, `S = P (g vᵀ - Σ P g vᵀ)`: `s S k`, `s Sᵀ q`, `Pᵀ g`, and `S` itself."""
     lead, heads = g.dim() - y.dim(), k.shape[-3] if k.dim() > 2 else 1
     groups = q.shape[-3] // heads if enable_gqa else 1
     keys, values = (t.repeat_interleave(groups, -3) if groups > 1 else t for t in (k, v))
     s = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    p = attention_weights(q, keys, mask, is_causal, s, grouped=False)
+    p = ready
     if i == 2:
         found = p.mT @ g
     else:

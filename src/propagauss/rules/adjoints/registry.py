@@ -24,6 +24,7 @@ Adjoint = Callable[..., Tensor]
 
 ADJOINTS: dict[Any, Adjoint] = OpTable()
 PER_SAMPLE: dict[Any, Adjoint] = OpTable()
+PREPARED: dict[Any, Adjoint] = OpTable()
 
 
 def adjoint(*ops: Any, per_sample: bool = False) -> Callable[[Adjoint], Adjoint]:
@@ -31,6 +32,16 @@ def adjoint(*ops: Any, per_sample: bool = False) -> Callable[[Adjoint], Adjoint]
 
     def register(function: Adjoint) -> Adjoint:
         (PER_SAMPLE if per_sample else ADJOINTS).update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def prepared(op: Any) -> Callable[[Adjoint], Adjoint]:
+    """Register `(*args, **kwargs) -> Tensor` of an op: what the adjoints of all its arguments need, as `ready`."""
+
+    def register(function: Adjoint) -> Adjoint:
+        PREPARED[op] = function
         return function
 
     return register

@@ -96,9 +96,9 @@ class ShiftedPairs(Form):
         pairs: Tensor | None = None
         for d, variance in enumerate(self.variance):
             first, second, rows = (self.get_buffer(f"{name}_{d}") for name in ("first", "second", "rows"))
-            found = F.linear(pixels[:, first] * pixels[:, second], variance)
+            found = F.linear(pixels.index_select(1, first) * pixels.index_select(1, second), variance)
             if len(first) < len(rows):
-                found = F.pad(found, (0, 0, 0, 1))[:, rows]
+                found = F.pad(found, (0, 0, 0, 1)).index_select(1, rows)
             pairs = found if pairs is None else pairs + found
         assert pairs is not None
         return added(over_pairs(g, pairs, self.numbers, self.full), total)
