@@ -3,10 +3,14 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+# Python keeps what it has compiled, but in .venv alone: the tests start dozens of processes, and half the time that torch
+# takes to be imported would go into compiling it again.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # pip compiles nothing: Python does it for what is imported, a small part of what is installed.
 INSTALL := $(PIP) install -q --no-compile -c constraints.txt
-DEV := $(VENV)/.dev $(VENV)/.timm
+DEV := $(VENV)/.dev $(VENV)/.timm $(VENV)/.compiled
 
 .PHONY: help demo reproduce test coverage referee families fidelity gallery lint format docs look bench setup clean distclean
 
@@ -35,8 +39,10 @@ reproduce: $(DEV)
 	$(BIN)/python -m experiments $(if $(filter command line,$(origin NAME)),$(NAME)) $(ARGS)
 
 # One thread per worker: the tests are many small operations, and more threads than cores slow them down. Each worker gets
-# files in a row ("worksteal"), so that what one test has streamlined serves the next.
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# files in a row ("worksteal"), so that what one test has streamlined serves the next. glibc keeps memory that was given
+# back (up to 512 MB): to get it from the system again for every tensor of some size takes longer than to compute it.
+KEPT := MALLOC_MMAP_THRESHOLD_=268435456 MALLOC_TRIM_THRESHOLD_=536870912
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(KEPT) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 test: $(DEV)
 	$(PYTEST) $(ARGS)
 
@@ -82,6 +88,7 @@ setup: $(DEV)
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "propagauss needs Python 3.11 or newer; try make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) pip  # the one that comes with Python may take three times as long to find out what to install
 
 DECLARED := pyproject.toml constraints.txt requirements/declared.py
 
@@ -91,12 +98,20 @@ $(VENV)/.demo: $(DECLARED) | $(BIN)/python
 	$(INSTALL) --no-deps -e .
 	@touch $@
 
-$(VENV)/.dev: $(DECLARED) requirements/peers.txt | $(BIN)/python
+$(VENV)/.packages: $(DECLARED) | $(BIN)/python
 	$(BIN)/python requirements/declared.py demo export predict ray ivon docs dev > $(VENV)/dev.txt
 	$(INSTALL) -r $(VENV)/dev.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.packages requirements/peers.txt
 	$(INSTALL) --no-deps -e . -r requirements/peers.txt
 	@! $(PIP) show -q torchvision 2>/dev/null || { echo "torchvision is in $(VENV): see docs/gotchas.md"; exit 1; }
 	@touch $(VENV)/.demo $@  # the demo needs a part of it
+
+# What most tests import is compiled beside the rest of the set-up: workers that start together would each compile it.
+$(VENV)/.compiled: $(VENV)/.packages
+	$(BIN)/python -c "import hypothesis, matplotlib.pyplot, onnxruntime, onnxscript, scipy.stats, sklearn.model_selection, torch._dynamo, torch.onnx, torchmetrics, transformers.modeling_utils"
+	@touch $@
 
 $(VENV)/.timm: constraints.txt | $(BIN)/python
 	$(INSTALL) --no-deps --upgrade --target $(VENV)/timm timm torchvision

@@ -13,6 +13,7 @@ from torch.distributions import Bernoulli
 from torch.func import functional_call, hessian
 
 import propagauss as pg
+from both_files import both_files
 from propagauss.likelihoods import BernoulliLikelihood
 from propagauss.likelihoods.sigmoids import probit, quadrature
 from propagauss.metrics import accuracy, brier, ece, nlpd
@@ -239,19 +240,17 @@ def test_temperature_is_saved_with_the_module():
 
 
 @pytest.mark.parametrize("link", ["probit", "quadrature"])
-@pytest.mark.parametrize("ending", ["pt2", "onnx"])
-def test_exported(tmp_path, link, ending):
+def test_exported(tmp_path, link):
+    runtime = pytest.importorskip("onnxruntime")
     model, x = network().float(), torch.randn(5, 3)
     net = pg.streamline(model, posterior_of(model), x[:2])
     classifier = pg.BinaryClassifier(net, link, scale=40.0, temperature=1.5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        path = classifier.export(tmp_path / f"p.{ending}")
-    if ending == "pt2":
-        found = torch.export.load(path).module()(x)["probabilities"]
-    else:
-        runtime = pytest.importorskip("onnxruntime")
-        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        names = [output.name for output in session.get_outputs()]
-        found = torch.from_numpy(session.run(None, {"x": x.numpy()})[names.index("probabilities")])
-    torch.testing.assert_close(found, classifier(x).probs.detach(), rtol=1e-4, atol=1e-6)
+        files = both_files(classifier, tmp_path)
+    archive = torch.export.load(files[".pt2"]).module()(x)["probabilities"]
+    session = runtime.InferenceSession(str(files[".onnx"]), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    graph = torch.from_numpy(session.run(None, {"x": x.numpy()})[names.index("probabilities")])
+    for found in (archive, graph):
+        torch.testing.assert_close(found, classifier(x).probs.detach(), rtol=1e-4, atol=1e-6)

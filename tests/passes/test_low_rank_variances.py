@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
+from both_files import both_files
 from propagauss.passes.low_rank_variances import deviation
 from propagauss.rules.images.convolution_kernels import (
     convolution_fixed_weight,
@@ -272,17 +273,14 @@ def test_the_batch_stays_open() -> None:
     assert low_rank(torch.randn(3, 64)).mean.shape == (3, 5)
 
 
-@pytest.mark.parametrize("name", ["m.pt2", "m.onnx"])
-def test_export(name: str, tmp_path: Path) -> None:
+def test_export(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
     model, x = cnn(), torch.randn(8, 3, 8, 8)
     classifier = pg.Classifier(pg.streamline(model, posterior(model), x, variance_tolerance=0.1))
-    path = classifier.export(tmp_path / name)
-    if name.endswith(".onnx"):
-        runtime = pytest.importorskip("onnxruntime")
-        variance = torch.from_numpy(runtime.InferenceSession(path).run(["variance"], {"x": x.numpy()})[0])
-    else:
-        variance = torch.export.load(path).module()(x)["variance"]
-    torch.testing.assert_close(variance, classifier.net(x).variance.detach(), rtol=1e-4, atol=1e-7)
+    files = both_files(classifier, tmp_path)
+    graph = torch.from_numpy(runtime.InferenceSession(files[".onnx"]).run(["variance"], {"x": x.numpy()})[0])
+    for variance in (torch.export.load(files[".pt2"]).module()(x)["variance"], graph):
+        torch.testing.assert_close(variance, classifier.net(x).variance.detach(), rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, 1.0, float("nan")])

@@ -114,7 +114,7 @@ class Sampler:
         return mixture_log_density(self.latents(x), y, noise)
 
     def _at(self, scale: float) -> dict[str, Tensor]:
-        return {n: m + math.sqrt(scale) * self._deviations[n] for n, m in self._means.items()}
+        return {n: torch.add(m, self._deviations[n], alpha=math.sqrt(scale)) for n, m in self._means.items()}
 
 
 def mixture_log_density(latents: Tensor, y: Tensor, noise: float) -> Tensor:

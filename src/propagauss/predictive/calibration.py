@@ -209,13 +209,17 @@ def minimise_together(
 ) -> Tensor:
     """The positive numbers that minimise `nlpd`, by L-BFGS over their logarithms, from the better of the starts."""
     form = starts[0].shape
+    known: dict[bytes, tuple[float, np.ndarray]] = {}  # the search begins where the starts were compared
 
     def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        leaf = torch.tensor(theta, requires_grad=True)
-        with torch.enable_grad():
-            value = nlpd(leaf.exp().reshape(form))
-        (gradient,) = torch.autograd.grad(value, leaf)
-        return value.item(), gradient.numpy()
+        if theta.tobytes() not in known:
+            leaf = torch.tensor(theta, requires_grad=True)
+            with torch.enable_grad():
+                value = nlpd(leaf.exp().reshape(form))
+            (gradient,) = torch.autograd.grad(value, leaf)
+            known[theta.tobytes()] = value.item(), gradient.numpy()
+        value, gradient = known[theta.tobytes()]
+        return value, gradient.copy()
 
     logs = [np.clip(start.log().reshape(-1).numpy(), *np.transpose(bounds)) for start in starts]
     values = [np.nan_to_num(objective(theta)[0], nan=math.inf) for theta in logs]
