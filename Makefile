@@ -40,7 +40,7 @@ reproduce: $(DEV)
 
 # One thread per worker: the tests are many small operations, and more threads than cores slow them down. Each worker gets
 # files in a row ("worksteal"), so that what one test has streamlined serves the next. glibc keeps memory that was given
-# back (up to 512 MB): to get it from the system again for every tensor of some size takes longer than to compute it.
+# back (up to 512 MB), instead of asking the system for it again for every tensor of some size.
 KEPT := MALLOC_MMAP_THRESHOLD_=268435456 MALLOC_TRIM_THRESHOLD_=536870912
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(KEPT) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 test: $(DEV)
