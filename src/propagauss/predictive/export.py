@@ -25,9 +25,11 @@ from propagauss.checks import kind, new_file, written
 from propagauss.checks import path as checked_path
 from propagauss.errors import InputError, PropagaussError
 from propagauss.gaussian import Gaussian
+from propagauss.network.linearised import Linearised
 from propagauss.network.saved import tensors_of
 from propagauss.network.streamlined import Slot, Streamlined
-from propagauss.nodes import hint, is_open
+from propagauss.nodes import hint, is_open, op_name
+from propagauss.passes.backwards.written_out import written_out
 from propagauss.predictive import archive
 from propagauss.tracing.own_thread import own_thread
 from propagauss.version import __version__
@@ -107,6 +109,18 @@ class Deployed(nn.Module):
         for slot in self.slots:
             yield Gaussian.diagonal(next(tensors), next(tensors)) if slot.uncertain else next(tensors)
 
+    def example(self, batch: int) -> list[Any]:
+        """Inputs of the network, for a batch of this size."""
+        generator = torch.Generator().manual_seed(0)
+
+        def tensors() -> Iterator[Tensor]:
+            for slot in self.slots:
+                for _ in range(1 + slot.uncertain):
+                    ones = torch.ones([batch if n is None else n for n in slot.sizes], dtype=slot.dtype)
+                    yield ones.uniform_(0.5, 1.5, generator=generator) if ones.is_floating_point() else ones
+
+        return list(self._leaves(tensors()))
+
     @property
     def names(self) -> list[str]:
         """Of the tensors."""
@@ -116,29 +130,50 @@ class Deployed(nn.Module):
 
 
 def _program(module: Deployed) -> ExportedProgram:
+    left: list[Any] = []
+    if isinstance(module.net, Linearised) and all(slot.sizes.count(None) <= 1 for slot in module.slots):
+        with torch.no_grad(), quiet(), own_thread(module), _no_open_derivatives():
+            module.net, left = written_out(module.net, module.example)
     each = [slot for slot in module.slots for _ in range(1 + slot.uncertain)]
     shapes = tuple({i: Dim.AUTO for i, n in enumerate(slot.sizes) if n is None} for slot in each)
     example = tuple(_example(slot) for slot in each)
-    program = _exported(module, example, shapes)
+    program = _exported(module, example, shapes, left)
     _warn_of_fixed_sizes(program, module.names, shapes)
     return program
 
 
-def _exported(module: Deployed, example: tuple[Tensor, ...], shapes: tuple[dict[int, Any], ...]) -> ExportedProgram:
-    """With open sizes if that can be, else with those of the example."""
+def _exported(
+    module: Deployed, example: tuple[Tensor, ...], shapes: tuple[dict[int, Any], ...], left: list[Any]
+) -> ExportedProgram:
+    """With open sizes if that can be, else with those of the example; `left` are ops that stand in the way."""
     for dynamic in ((shapes,), None):
         try:
             with torch.no_grad(), quiet(), own_thread(module), _ScalarOps(), _no_open_derivatives():
                 copies = tuple(x.clone() for x in example)  # a failed try leaves marks on them
-                return torch.export.export(module, copies, dynamic_shapes=dynamic, strict=False)
+                program = torch.export.export(module, copies, dynamic_shapes=dynamic, strict=False)
+                _check_constants(program)
+                return program
         except PropagaussError:
             raise
         except Exception as error:
             reason = error
+    if left:
+        ops = ", ".join(dict.fromkeys(map(op_name, left)))
+        raise InputError(
+            f"the derivative of {ops} is taken automatically (net.plan says so), in a form that cannot be exported: "
+            "use pg.streamline, or a posterior without the parameters before it (posterior.select)"
+        ) from reason
     raise InputError(
         f"torch.export could not write the network ({type(reason).__name__}: {str(reason)[:200]}): an op that is "
         "linearised by its own Jacobian (net.plan names them) may have a derivative that cannot be exported"
     ) from reason
+
+
+def _check_constants(program: ExportedProgram) -> None:
+    """What a derivative left in the program as a constant has no numbers, and raises here."""
+    for value in program.constants.values():
+        if isinstance(value, Tensor):
+            value.untyped_storage()
 
 
 class _ScalarOps(TorchFunctionMode):

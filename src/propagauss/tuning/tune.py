@@ -100,6 +100,7 @@ class _Trial:
         self.is_large = output.numel() > (LARGE if output.dim() < 3 else DENSE) * len(y)
         self.found: list[Entry] = []
         self._posteriors: dict[tuple[str, str], Posterior] = {}
+        self._refused: list[Exception] = []  # why there is no posterior
 
     def entries(self) -> Iterator[Entry]:
         """Candidates one by one, each judged: first with the fitted prior precision, then the best with others."""
@@ -113,6 +114,8 @@ class _Trial:
         judged = [e for e in self.found if e.verdict is not None]
         if not judged:
             raise InputError(f"nothing could be tried: {self.found[0].row.failure}")
+        if self._refused and not self._posteriors and all(isinstance(e, InputError) for e in self._refused):
+            raise InputError(f"no posterior could be fitted to the training data: {self._refused[0]}")
         points = len(judged[0].judged.losses)
         winner, why = choose(judged, points)
         found = predictor(self._net(winner.candidate), self.likelihood, winner.candidate.link)
@@ -146,6 +149,7 @@ class _Trial:
                     progress=False,
                 )
         except _FAILURES as error:
+            self._refused.append(error)
             for each in given:
                 yield self._failed(each, error)
             return

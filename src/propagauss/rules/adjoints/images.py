@@ -13,6 +13,8 @@ from propagauss.rules.adjoints.registry import adjoint, pulled_back
 aten = torch.ops.aten
 CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 BLOCK_ENTRIES = 2**19  # of sensitivities in one convolution: more would leave the cache, and its copies the heap
+TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+_FORTH = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 _BACK = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
 
 
@@ -110,6 +112,52 @@ def patches(x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilatio
     inner = list(range(2, 2 + n))
     x = x.permute(0, 1, *range(2 + n, 2 + 2 * n), *inner)
     return x.flatten(2 + n).flatten(2, 1 + n)
+
+
+@adjoint(*TRANSPOSED)
+def transposed_convolution(
+    g: Tensor,
+    i: int,
+    y: Tensor,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Tensor:
+    """The convolution."""
+    lead, n = g.shape[: g.dim() - y.dim()], w.dim() - 2
+    if i != 0:  # a weight or bias where nothing has samples
+        return pulled_back(g, (i,), TRANSPOSED[n - 1], y, x, w, b, stride, padding, output_padding, groups, dilation)
+    stride, padding, dilation = settings(w, b, stride, padding, dilation)
+    found = _FORTH[x.dim()](g.reshape(-1, *y.shape[1:]), w, None, stride, padding, dilation, groups)
+    return found.reshape(*lead, *x.shape)
+
+
+@adjoint(*TRANSPOSED, per_sample=True)
+def transposed_convolution_per_sample(
+    g: Tensor,
+    i: int,
+    y: Tensor,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Tensor:
+    """`M_k = Σ_t x_t p_ktᵀ` with the patch `p_kt` of sensitivities that each position adds to."""
+    if i == 2:
+        return g.flatten(3).sum(3)
+    k, batch = g.shape[:2]
+    found = patches(g.flatten(0, 1), w, *settings(w, b, stride, padding, dilation))  # [K B, C, kernel, T]
+    split = found.reshape(k, batch, groups, -1, found.shape[-1])
+    return (x.reshape(batch, groups, w.shape[0] // groups, -1) @ split.mT).reshape(k, batch, *w.shape)
 
 
 @adjoint(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default)

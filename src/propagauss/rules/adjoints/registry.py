@@ -13,6 +13,7 @@ table: `g [K, B, ...]`, results `y [B, ...]`, and what comes out is `[K, B, *par
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ Adjoint = Callable[..., Tensor]
 ADJOINTS: dict[Any, Adjoint] = OpTable()
 PER_SAMPLE: dict[Any, Adjoint] = OpTable()
 PREPARED: dict[Any, Adjoint] = OpTable()
+automatic: ContextVar[list[Any] | None] = ContextVar("automatic", default=None)  # ops whose derivative was automatic
 
 
 def adjoint(*ops: Any, per_sample: bool = False) -> Callable[[Adjoint], Adjoint]:
@@ -52,6 +54,7 @@ def pulled_back(g: Any, path: tuple[int, ...], op: Any, y: Any, /, *args: Any, *
 
     An op with several results has lists of them and of their sensitivities, None for those that are not used.
     """
+    _note(op)
     used, parts, results = _used(g, y)
     pull: Any = torch.func.vjp(_of_one(op, path, args, kwargs, used), _at(args, path))[1]
     lead = parts[0].shape[: parts[0].dim() - results[0].dim()]
@@ -67,6 +70,7 @@ def pulled_back_per_sample(
 
     `dims` and `out` are the dimensions that count samples in arguments and result; the next one holds a sample's rows.
     """
+    _note(op)
     used, parts, _ = _used(g, y)
 
     def single(rows: tuple[Tensor, ...], *sample: Any) -> Tensor:
@@ -78,6 +82,12 @@ def pulled_back_per_sample(
         return _each(lambda *rows: samples(rows, *args), op, *parts)
     except (RuntimeError, ValueError):  # the op does not work on single samples, or not under vmap
         return _one_sample_at_a_time(parts, path, op, dims, out, used, args, kwargs)
+
+
+def _note(op: Any) -> None:
+    noted = automatic.get()
+    if noted is not None:
+        noted.append(op)
 
 
 def _one_sample_at_a_time(
@@ -112,6 +122,8 @@ def _merged(arg: Any, dim: Any) -> Any:
 
 def _each(function: Callable[..., Tensor], op: Any, *rows: Tensor) -> Tensor:
     """For every row; one after the other where PyTorch's vectorised derivative is wrong."""
+    if rows[0].shape[0] == 1:
+        return function(*(row[0] for row in rows)).unsqueeze(0)
     if op not in _ONE_BY_ONE:
         try:
             return torch.func.vmap(function)(*rows)

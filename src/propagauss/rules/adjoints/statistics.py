@@ -68,6 +68,47 @@ def layer_norm_per_sample(
     return _sum(g * z if i == 2 else g, list(range(2, g.dim() - len(shape))))
 
 
+@adjoint(aten.group_norm.default)
+def group_norm(
+    g: Tensor, i: int, y: Tensor, x: Tensor, groups: int, w: Any = None, b: Any = None, eps: float = 1e-5, *rest: Any
+) -> Tensor:
+    """As `layer_norm`, over the channels of a group and all places."""
+    z, scale = _by_group(x, groups, eps)
+    if i == 0:
+        h = g if w is None else g * w.reshape(-1, *[1] * (x.dim() - 2))
+        h = h.reshape(*g.shape[: g.dim() - y.dim()], *z.shape)
+        found = scale * (h - h.mean(-1, keepdim=True) - z * (h * z).mean(-1, keepdim=True))
+        return found.reshape(g.shape)
+    over = [d for d in range(g.dim() - y.dim(), g.dim()) if d != g.dim() - y.dim() + 1]
+    return (g * z.reshape(x.shape) if i == 2 else g).sum(over)
+
+
+@adjoint(aten.group_norm.default, per_sample=True)
+def group_norm_per_sample(
+    g: Tensor, i: int, y: Tensor, x: Tensor, groups: int, w: Any = None, b: Any = None, eps: float = 1e-5, *rest: Any
+) -> Tensor:
+    z = _by_group(x, groups, eps)[0].reshape(x.shape)
+    return _sum(g * z if i == 2 else g, list(range(3, g.dim())))
+
+
+def _by_group(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """`z` and `r`: `[B, groups, entries]`, `[B, groups, 1]`"""
+    rows = x.reshape(x.shape[0], groups, -1)
+    centred = rows - rows.mean(-1, keepdim=True)
+    scale = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    return centred * scale, scale
+
+
+@adjoint(aten._weight_norm.default)
+def weight_norm(g: Tensor, i: int, y: Tensor, v: Tensor, length: Tensor, dim: int = 0) -> Tensor:
+    """`y = l v / |v|`: `(l/|v|) (g - v (v·g)/|v|²)` and `(v·g)/|v|`, for each entry along the dimension."""
+    dims = [d for d in range(-v.dim(), 0) if dim < 0 or d != dim - v.dim()]
+    norm = v.square().sum(dims, keepdim=True).sqrt()
+    along = (v * g).sum(dims, keepdim=True) / norm
+    found = along if i == 1 else (length / norm) * (g - (v / norm) * along)
+    return found.reshape(*g.shape[: g.dim() - y.dim()], *(length if i == 1 else v).shape)
+
+
 def _sum(t: Tensor, dims: list[int]) -> Tensor:
     return t.sum(dims) if dims else t
 
