@@ -48,13 +48,19 @@ def ordered(h: Tensor) -> Tensor:
 def pictures(h: Tensor) -> Tensor:
     parts = [F.pad(h, (1, 0, 1, 1), mode="reflect"), F.interpolate(h, scale_factor=2.0, mode="bilinear")]
     parts += [F.interpolate(h, scale_factor=2.0), F.pixel_shuffle(h, 2), F.glu(h, 1), F.unfold(h, 2)]
-    parts += [F.adaptive_avg_pool2d(h, 3), F.instance_norm(h)]
+    parts += [F.instance_norm(h)]
     return torch.cat([p.flatten(1) for p in parts], 1)
+
+
+def uneven(h: Tensor) -> Tensor:
+    """Adjoints that are written down, but not for windows of several sizes."""
+    return torch.cat([F.adaptive_avg_pool2d(h, 3).flatten(1), F.avg_pool2d(h, 3, ceil_mode=True).flatten(1)], 1)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "order": lambda: Model(ordered),
     "pictures": lambda: Model(pictures),
+    "uneven": lambda: Model(uneven),
     "layers": lambda: Model(
         lambda h: F.normalize(h, dim=1),
         transposed=nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
@@ -73,7 +79,7 @@ def linearised(name: str) -> tuple[nn.Module, pg.DiagonalPosterior, pg.Streamlin
     return model, posterior, pg.linearise(model.eval(), posterior, x[:2]), x
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [n for n in MODELS if n != "uneven"])  # ONNX has no such windows
 def test_files_are_right_for_any_batch(name: str, tmp_path: Path) -> None:
     model, posterior, net, x = linearised(name)
     expected = GLM(model, posterior)(x)
@@ -89,7 +95,7 @@ def test_files_are_right_for_any_batch(name: str, tmp_path: Path) -> None:
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
-    *_, net, x = linearised("order")
+    *_, net, x = linearised("uneven")
     classifier = pg.Classifier(net)
     again = pg.load(classifier.save(tmp_path / "p.pt2"))
     torch.testing.assert_close(again(x).probs, classifier(x).probs)
