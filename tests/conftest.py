@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")  # read when torch is imported
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not there is not looked for, again and again, elsewhere
 
 
 def pytest_collection_finish() -> None:
