@@ -30,6 +30,14 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 FEW = {"part_rows": 100, "batch": 40, "threads": 1, "progress": False}
 
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster that is there already, and Ray's own processes as important as the tests beside this one."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+
+
 # every Python process that finds it on its path imports it first
 DIE_ONCE = """
 import os
@@ -61,8 +69,6 @@ def test_worker_that_dies(exported: Any, table: Any, tmp_path: Path, monkeypatch
     marker = tmp_path / "died"
     (tmp_path / "path" / "sitecustomize.py").write_text(DIE_ONCE.format(marker=str(marker)))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "path"), *filter(None, sys.path)]))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # or tests that run beside this one starve it
     summary = predict(model, data, out, id="key", engine="ray", workers=2, **FEW)
     assert marker.exists() and (summary.rows, summary.resumed) == (1000, 300)
     assert pq.read_table(out).equals(pq.read_table(tmp_path / "expected.parquet"))
@@ -79,7 +85,6 @@ def test_cluster_of_its_own(exported: Any, table: Any, tmp_path: Path, monkeypat
     pq.write_table(table, tmp_path / "data.parquet")
     model, data = exported["classifier"].onnx, tmp_path / "data.parquet"
     predict(model, data, tmp_path / "expected.parquet", id="key", **FEW)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     with cluster(tmp_path) as address:
         arguments = ["predict", str(model), str(data), "--id", "key", "--part-rows", "100", "--batch", "40"]
@@ -113,11 +118,8 @@ def cluster(folder: Path) -> Iterator[str]:
         assert head.poll() is None, (folder / "ray.log").read_text()
         yield f"127.0.0.1:{port}"
     finally:
-        head.terminate()
-        try:
-            head.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(head.pid, signal.SIGKILL)
+        os.killpg(head.pid, signal.SIGKILL)  # asked to end, it may take half a minute
+        head.wait()
 
 
 @pytest.fixture
@@ -194,7 +196,6 @@ def test_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         assert cluster.enable_progress_bars
         return cluster.calls
 
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     own, end = calls(None)
     assert (own["address"], own["num_cpus"], own["include_dashboard"], end) == ("local", 6, False, "shutdown")
     assert calls(None, running=True) == []  # one that the caller has, and keeps
