@@ -99,8 +99,10 @@ def test_fit_equals_a_brute_force_ggn_without_loops(case, structure, batch, monk
     if batch == 2:
         loader = [*loader[:1], (x[2:], y[2:])]  # a batch of one sample has shapes in which all lies by sample
     found = pg.fit_laplace(model, loader, structure=structure, prior_precision=0.7)
-    precision = expected + 0.7 * torch.eye(len(expected), dtype=F64)
-    torch.testing.assert_close(found.to_dense(), torch.linalg.inv(precision))
+    covariance = torch.linalg.inv(expected + 0.7 * torch.eye(len(expected), dtype=F64))
+    if case is text:  # behind `front` and `gain`, the first row of `words` is for padding, and is not random
+        covariance[6:9] = covariance[:, 6:9] = 0
+    torch.testing.assert_close(found.to_dense(), covariance)
 
 
 def test_where_time_comes_first():

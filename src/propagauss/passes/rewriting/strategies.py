@@ -193,8 +193,10 @@ def _elementwise(
 ) -> Emitted:
     inputs = (site.new.value(x), *map(site.new.plain, extras))
     value = site.new.emit(site.node.name, module, inputs)
-    moments = (module, inputs) if isinstance(module, MomentMatched) else None
-    return Emitted(value, label, _activation_note(site), moments, is_whole=is_whole)
+    if not isinstance(module, MomentMatched):
+        return Emitted(value, label, _activation_note(site), is_whole=is_whole)
+    note = _activation_note(site) + module.limit
+    return Emitted(value, label, note, (module, inputs), is_whole=is_whole)
 
 
 def _linearised(site: OpSite, piece: Piece, sources: list[fx.Node], extras: list[fx.Node]) -> tuple[fx.Node, str]:

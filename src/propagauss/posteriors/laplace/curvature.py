@@ -75,9 +75,11 @@ class DiagonalCurvature:
         return separable_log_det(self._sums, layers)
 
     def posterior(self, prior_precision: Prior, noise: float) -> Posterior:
-        """`1 / (diag(H) / σ² + δ)`"""
+        """`1 / (diag(H) / σ² + δ)`, and 0 for rows of padding that nothing was learnt about."""
         dtype = self.forward.parameters[self.names[0]].dtype
         variances = {n: 1 / (s / noise**2 + of_name(prior_precision, n)) for n, s in self._sums.items()}
+        for name, row in self.forward.padding.items():
+            variances[name][row] *= self._sums[name][row] > 0
         return DiagonalPosterior({n: v.to(dtype) for n, v in variances.items()})
 
 
@@ -129,13 +131,32 @@ class FullCurvature:
         ranks.add(*(self._rows if self._matrix is None else [self._matrix]))
 
     @cached_property
+    def _fixed(self) -> Tensor:
+        """Which parameters are not random, `[P]`: rows of padding that nothing was learnt about."""
+        found = torch.zeros(self._size, dtype=torch.bool, device=self._first.device)
+        by_name = dict(zip(self.names, found.split([self.forward.size(n) for n in self.names]), strict=True))
+        for name, row in self.forward.padding.items():
+            by_name[name].view(self.forward.parameters[name].shape)[row] = True
+        if found.any():
+            seen = [rows.square().sum(0) for rows in self._rows] if self._matrix is None else [self._matrix.diagonal()]
+            found &= sum(seen) == 0
+        return found
+
+    @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues `[k]` and eigenvectors `[P, k]`; all that are left have the eigenvalue 0."""
+        """Eigenvalues `[k]` and eigenvectors `[P, k]` of random parameters; all that are left have the eigenvalue 0."""
+        random = ~self._fixed if self._fixed.any() else slice(None)  # which copies nothing
         if self._matrix is not None:
-            values, vectors = torch.linalg.eigh(self._matrix)
-            return values.clamp(min=0), vectors
-        _, roots, vectors = torch.linalg.svd(torch.cat(self._rows).double(), full_matrices=False)
-        return roots.square(), vectors.mT
+            values, vectors = torch.linalg.eigh(self._matrix[random][:, random])
+        else:
+            rows = torch.cat(self._rows)[:, random].double()
+            _, roots, vectors = torch.linalg.svd(rows, full_matrices=False)
+            values, vectors = roots.square(), vectors.mT
+        if isinstance(random, Tensor):
+            found = vectors.new_zeros(self._size, len(values))
+            found[random] = vectors
+            vectors = found
+        return values.clamp(min=0), vectors
 
     def eigenvalues(self) -> np.ndarray:
         return self._eigen[0].cpu().numpy()
@@ -161,12 +182,15 @@ class FullCurvature:
         return log_det
 
     def posterior(self, prior_precision: Prior, noise: float) -> Posterior:
-        """`(H / σ² + δ I)⁻¹`"""
+        """`(H / σ² + δ I)⁻¹`, and nothing for parameters that are not random."""
         if not isinstance(prior_precision, float | int):
             return self._with_layers(prior_precision, noise)
         values, vectors = self._eigen
         variances = 1 / (values / noise**2 + prior_precision)
         dtype = self._first.dtype
+        if self._fixed.any():
+            own = torch.eye(self._size, dtype=vectors.dtype, device=vectors.device)[:, self._fixed]
+            vectors, variances = torch.cat([vectors, own], 1), torch.cat([variances, variances.new_zeros(own.shape[1])])
         return SpectralPosterior(self.names, vectors.to(dtype), variances.to(dtype), 1 / prior_precision)
 
     def _with_layers(self, prior_precision: Mapping[str, float], noise: float) -> Posterior:
@@ -180,6 +204,7 @@ class FullCurvature:
             matrix = rows.mT @ rows
         inner = scale.unsqueeze(1) * matrix * scale / noise**2
         root = torch.linalg.cholesky(inner + torch.eye(self._size, dtype=inner.dtype, device=inner.device))
+        scale = scale * ~self._fixed
         covariance = scale.unsqueeze(1) * torch.cholesky_inverse(root) * scale
         return FullPosterior(self.names, ((covariance + covariance.mT) / 2).to(self._first.dtype))
 

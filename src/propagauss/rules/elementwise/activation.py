@@ -20,7 +20,8 @@ from propagauss.gaussian import Gaussian
 from propagauss.rules.elementwise.moments import MOMENTS, Moments, of_pieces
 from propagauss.rules.elementwise.piecewise import as_pieces
 from propagauss.rules.elementwise.quadrature.borders import Borders
-from propagauss.rules.elementwise.quadrature.panels import BASE, legendre, quadrature
+from propagauss.rules.elementwise.quadrature.fineness import fineness, split_panels
+from propagauss.rules.elementwise.quadrature.panels import legendre, quadrature
 from propagauss.rules.elementwise.quadrature.stretched import Stretched, stretched
 from propagauss.rules.elementwise.quadrature.two_scales import TwoScales, two_scales
 from propagauss.rules.elementwise.slopes import UNARY, Derivative, as_slope, with_slope
@@ -53,7 +54,7 @@ class MomentMatched(nn.Module):
     """An elementwise function through its first two moments: in closed form where known, else by quadrature.
 
     Smooth activations and functions with one kink have rules of their own. With its graph, quadrature on panels knows
-    where the function jumps, has a kink or ends; else it looks around zero only.
+    where the function jumps, has a kink or ends, and how fine panels have to be; else it looks around zero only.
     """
 
     base: Tensor
@@ -73,13 +74,16 @@ class MomentMatched(nn.Module):
         self.closed, self.settings = closed, settings
         self.pieces = None if closed is not None or graph is None else as_pieces(graph)
         self.scales: TwoScales | Stretched | None = None
+        self.limit = ""  # for the plan: where the moments are not right, if that is known
         if closed is None and self.pieces is None and graph is not None:
             self.scales = two_scales(graph, dtype)
         if closed is None and self.pieces is None and self.scales is None:
             self.borders = Borders(graph)
             self.scales = None if graph is None else stretched(graph, self.borders, dtype)
         if closed is None and self.pieces is None and self.scales is None:
-            self.register_buffer("base", torch.tensor(BASE, dtype=dtype))
+            fine = fineness(graph, self.borders)
+            self.limit = fine.limit
+            self.register_buffer("base", split_panels(fine.splits, dtype))
             for name, value in zip(("nodes", "weights"), legendre(dtype), strict=True):
                 self.register_buffer(name, value)
 
