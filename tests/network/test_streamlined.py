@@ -132,3 +132,34 @@ def _counting(forward: Any, sizes: list[int]) -> Any:
         return forward(x)
 
     return counted
+
+
+class Heads(nn.Module):
+    """Its shape has a size that none of no samples tells: `-1`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).tanh().reshape(x.shape[0], 2, -1))
+
+
+@pytest.mark.parametrize("make", [pg.streamline, pg.linearise])
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_no_samples(make: Any, covariance: str) -> None:
+    model, x = Heads().eval(), torch.randn(3, 4)
+    net = make(model, posterior_for(model, "diagonal"), x, covariance=covariance)
+    found = net(x[:0])
+    assert found.mean.shape == found.variance.shape == (0, 2, 2) and found.covariance.shape == (0, 4, 4)
+    assert pg.Regressor(net, noise=1.0)(x[:0]).mean.shape == (0, 2, 2)
+
+
+@pytest.mark.parametrize("make", [pg.streamline, pg.linearise])
+def test_messages_say_how_the_net_was_made(make: Any) -> None:
+    model, x = Heads().eval(), torch.randn(3, 4)
+    net = make(model, posterior_for(model, "diagonal"), x)
+    with pytest.raises(pg.InputError, match=f"{make.__name__} again with an example of this shape"):
+        net(torch.randn(3, 5))
+    with pytest.raises(pg.InputError, match=f"this network was {make.__name__}d for 1 positional input"):
+        net(x, x)

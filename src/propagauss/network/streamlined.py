@@ -36,30 +36,30 @@ class Slot:
     example: tuple[int, ...] = ()
     sparse: bool = False  # whether it may be
 
-    def check(self, i: int, leaf: Any) -> None:
-        """Refuse what the network was not streamlined for."""
+    def check(self, i: int, leaf: Any, word: str) -> None:
+        """Refuse what the network was not made for; `word` says how it was made: streamlined, linearised."""
         if self.literal:
             if leaf != self.value:
                 raise InputError(
-                    f"input {i} was {self.value!r} when the network was streamlined and is built in, "
-                    f"but is {leaf!r} now: streamline again with that value in the example"
+                    f"input {i} was {self.value!r} when the network was {word} and is built in, "
+                    f"but is {leaf!r} now: {word[:-1]} again with that value in the example"
                 )
             return
         if self.uncertain and not isinstance(leaf, Gaussian):
             raise InputError(
-                f"input {i} was a Gaussian when the network was streamlined, but is a {type(leaf).__name__}: pass "
-                "pg.Gaussian(x, variance=...), or streamline again with a plain example"
+                f"input {i} was a Gaussian when the network was {word}, but is a {type(leaf).__name__}: pass "
+                f"pg.Gaussian(x, variance=...), or {word[:-1]} again with a plain example"
             )
         if not self.uncertain and not isinstance(leaf, Tensor):
             raise InputError(
-                f"input {i} was a plain tensor when the network was streamlined, but is {kind(leaf)}: "
-                "pass a tensor (torch.as_tensor makes one), or streamline again with a Gaussian as the example"
+                f"input {i} was a plain tensor when the network was {word}, but is {kind(leaf)}: "
+                f"pass a tensor (torch.as_tensor makes one), or {word[:-1]} again with a Gaussian as the example"
             )
         if not torch.compiler.is_compiling():
             tensor(mean_of(leaf), f"input {i}", sparse=self.sparse)
         if leaf.dtype != self.dtype:
             raise InputError(
-                f"input {i} is {leaf.dtype}; the network was streamlined for {self.dtype}: convert it with .to()"
+                f"input {i} is {leaf.dtype}; the network was {word} for {self.dtype}: convert it with .to()"
             )
         fits = len(leaf.shape) == len(self.sizes) and all(
             n is None or n == m for n, m in zip(self.sizes, leaf.shape, strict=True)
@@ -68,7 +68,7 @@ class Slot:
             wanted = ", ".join("any" if n is None else str(n) for n in self.sizes)
             raise InputError(
                 f"input {i} has shape {tuple(leaf.shape)}; the network takes [{wanted}], as the model or the example "
-                "fixes it: streamline again with an example of this shape"
+                f"fixes it: {word[:-1]} again with an example of this shape"
             )
 
 
@@ -130,7 +130,7 @@ class Streamlined(Unpickled, nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._single and len(args) == 1 and not kwargs and isinstance(args[0], (Tensor, Gaussian)):
             leaves: list[Any] = [args[0]]
-            self.slots[0].check(0, args[0])
+            self.slots[0].check(0, args[0], self.word)
         else:
             leaves = self._flatten(args, kwargs)
         return self.from_leaves(leaves)
@@ -142,7 +142,14 @@ class Streamlined(Unpickled, nn.Module):
 
     def outputs(self, leaves: list[Any]) -> tuple[Any, ...]:
         """All outputs in a row, whatever structure the model returns them in."""
+        if self._is_divisible and not torch.compiler.is_compiling() and leaves[0].shape[0] == 0:
+            return self._of_nothing(leaves)
         return self._whole(leaves) if self._at_once is None else self._in_chunks(leaves, self._at_once)
+
+    def _of_nothing(self, leaves: list[Any]) -> tuple[Any, ...]:
+        """No rows, of the right shape: those of one sample are dropped, since models may not know a size of none."""
+        one = [pytree.tree_map(lambda t: t.new_zeros((1, *t.shape[1:])), leaf) for leaf in leaves]
+        return tuple(rows_of(output, slice(0)) for output in self._whole(one))
 
     def _whole(self, leaves: list[Any]) -> tuple[Any, ...]:
         return self.body.forward(*leaves)
@@ -166,11 +173,11 @@ class Streamlined(Unpickled, nn.Module):
             leaves, spec = flatten(*as_call(args[0]))
         if spec != self._in_spec:
             raise InputError(
-                f"this network was streamlined for {_form(self._in_spec)}, but was called with {_form(spec)}: call it "
+                f"this network was {self.word} for {_form(self._in_spec)}, but was called with {_form(spec)}: call it "
                 "as the model was called on the example"
             )
         for i, (slot, leaf) in enumerate(zip(self.slots, leaves, strict=True)):
-            slot.check(i, leaf)
+            slot.check(i, leaf, self.word)
         return [leaf for slot, leaf in zip(self.slots, leaves, strict=True) if not slot.literal]
 
     def __repr__(self) -> str:
