@@ -30,6 +30,7 @@ from exactness import difference
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 VARIANCE = 1e-6  # of every weight: small, so that what differs from sampling is what the rules leave out
+SAMPLES = 400  # of all weights, for the table
 LENGTH, OTHER_LENGTH, VOCABULARY, WIDTH = 6, 9, 40, 16
 Example = dict[str, Tensor] | Tensor
 
@@ -282,7 +283,7 @@ HEADER = (
 )
 
 
-def row(model: Model) -> tuple[str, ...] | None:
+def row(model: Model, samples: int = SAMPLES) -> tuple[str, ...] | None:
     """One line of the table; None if a package is missing."""
     try:
         streamlined(model)
@@ -294,23 +295,23 @@ def row(model: Model) -> tuple[str, ...] | None:
     batch = varies(model, 3)
     sequence = varies(model, 1, OTHER_LENGTH) if model.reads != "image" else "–"
     mean = "yes" if agrees(model, 1) else "no"
-    return model.name, "yes", mean, batch, sequence, f"{ratio(model, 400):.2f}", exactness(model)
+    return model.name, "yes", mean, batch, sequence, f"{ratio(model, samples):.2f}", exactness(model)
 
 
-def timm_rows() -> list[tuple[str, ...]]:
+def timm_rows(samples: int = SAMPLES) -> list[tuple[str, ...]]:
     """Rows of timm's models, made in a process of their own: with torchvision around, other libraries do not load."""
     if not TIMM_FOLDER.is_dir():
         return []
-    command = [sys.executable, __file__, "--only-timm"]
+    command = [sys.executable, __file__, "--only-timm", f"--samples={samples}"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [tuple(cells) for cells in json.loads(done.stdout.splitlines()[-1])]
 
 
-def _print_timm_rows() -> None:
+def _print_timm_rows(samples: int) -> None:
     # PyPI's torchvision fails at this module beside a CPU build of torch; timm does not need what it registers
     sys.modules["torchvision._meta_registrations"] = ModuleType("torchvision._meta_registrations")
     sys.path.append(str(TIMM_FOLDER))
-    print(json.dumps([row(model) for model in TIMM]))
+    print(json.dumps([row(model, samples) for model in TIMM]))
 
 
 def table(models: list[Model]) -> str:
@@ -326,11 +327,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", type=Path, help="a page that holds the markers of the table")
     parser.add_argument("--only-timm", action="store_true", help="print the rows of timm's models as JSON")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="draws of the weights for these rows")
     args = parser.parse_args()
     page = args.write
     torch.set_num_threads(1)
     if args.only_timm:
-        _print_timm_rows()
+        _print_timm_rows(args.samples)
         return
     text = table([*TRANSFORMERS, *_convolutional()])
     if page is None:

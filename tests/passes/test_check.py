@@ -228,7 +228,7 @@ def test_variances_of_attention(chosen: str):
     """The check itself: queries and keys are random in it, and forward derivatives pass through the op."""
     model, x = Attention().eval(), torch.randn(2, 6, 4, dtype=torch.float64)
     p = posterior(model).select(chosen)
-    found = first_order_variances(trace(model, x), p, [x], draws=2000)[0]
+    found = first_order_variances(trace(model, x), p, [x], draws=650)[0]
     assert found is not None
     torch.testing.assert_close(found, exact(model, p, x), rtol=0.25, atol=0)  # four standard errors and a half
 

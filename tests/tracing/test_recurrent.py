@@ -1,5 +1,6 @@
 """Recurrent layers and cells, written out step by step."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ def test_states(kind: str, covariance: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_given_first_states(kind: str) -> None:
-    model, x = build(kind), sequence(3, 4, 4)
+    model, x = build(kind), sequence(3, STEPS, 4)
     first = (sequence(1, 3, 3), sequence(1, 3, 3) / 2)[: 2 if kind == "LSTM" else 1]
     g = pg.streamline(model, small(model), (x, *first))(x, *first)
     torch.testing.assert_close(g.mean, model(x, *first).detach())
@@ -93,19 +94,19 @@ def test_given_first_states(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_time_before_batch(kind: str) -> None:
     """The length is fixed, and the second dimension stays open."""
-    model, x = build(kind, "last", batch_first=False), sequence(4, 3, 4)
+    model, x = build(kind, "last", batch_first=False), sequence(STEPS, 3, 4)
     net = pg.streamline(model, small(model), x)
-    for batch in (x, sequence(4, 6, 4)):
+    for batch in (x, sequence(STEPS, 6, 4)):
         torch.testing.assert_close(net(batch).mean, model(batch).detach())
-    with pytest.raises(pg.InputError, match=r"takes \[4, any, 4\]"):
-        net(sequence(5, 3, 4))
+    with pytest.raises(pg.InputError, match=rf"takes \[{STEPS}, any, 4\]"):
+        net(sequence(STEPS + 1, 3, 4))
 
 
 def test_another_length_is_a_clear_error() -> None:
     model = build("GRU")
-    net = pg.streamline(model, small(model), sequence(3, 4, 4))
-    with pytest.raises(pg.InputError, match=r"takes \[any, 4, 4\]"):
-        net(sequence(3, 5, 4))
+    net = pg.streamline(model, small(model), sequence(3, STEPS, 4))
+    with pytest.raises(pg.InputError, match=rf"takes \[any, {STEPS}, 4\]"):
+        net(sequence(3, STEPS + 1, 4))
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
@@ -130,21 +131,39 @@ def test_one_step_is_exact_to_first_order(kind: str) -> None:
     torch.testing.assert_close(g.variance, expected, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("covariance", ["diagonal", "full"])
-@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell, lambda i, h: nn.RNNCell(i, h, False, "relu")])
-def test_cells(cell: Any, covariance: Any) -> None:
-    class Loop(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell = cell(4, 3)
+CELLS: dict[str, Any] = {
+    "LSTM": nn.LSTMCell,
+    "GRU": nn.GRUCell,
+    "RNN": nn.RNNCell,
+    "RNN with relu": lambda i, h: nn.RNNCell(i, h, False, "relu"),
+}
 
-        def forward(self, x: Tensor) -> Tensor:
-            state = self.cell(x[:, 0])
-            state = self.cell(x[:, 1], state)
-            return state[0] if isinstance(state, tuple) else state
 
+class Loop(nn.Module):
+    """Two steps of a cell; the sequence lies in one vector, `[B, 2 * 4]`."""
+
+    def __init__(self, cell: Any):
+        super().__init__()
+        self.cell = cell(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.cell(x[:, :4])
+        state = self.cell(x[:, 4:], state)
+        return state[0] if isinstance(state, tuple) else state
+
+
+@cache
+def loop(kind: str) -> nn.Module:
+    """The same for both structures, which share its trace."""
     torch.manual_seed(0)
-    model, x = Loop().to(F64).eval(), sequence(3, 2, 4)
+    return Loop(CELLS[kind]).to(F64).eval()
+
+
+@pytest.mark.usefixtures("one_trace")
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_cells(kind: str, covariance: Any) -> None:
+    model, x = loop(kind), sequence(3, 8)
     g = pg.streamline(model, small(model), x, covariance=covariance)(x)
     torch.testing.assert_close(g.mean, model(x).detach())
     assert g.variance.max() > 0
@@ -156,12 +175,12 @@ def test_layers_that_nothing_random_reaches_stay_whole() -> None:
         return [str(n.target) for n in graph.nodes if "lstm" in str(n.target)]
 
     model = nn.Sequential(build("LSTM"), nn.Linear(3, 2, dtype=F64), nn.LSTM(2, 2, dtype=F64, batch_first=True)).eval()
-    x = sequence(3, 4, 4)
+    x = sequence(3, STEPS, 4)
     assert len(ops({"2.bias_ih_l0"})) == 1 and len(ops({"0.layer.bias_ih_l0"})) == 0
     assert len(ops(set())) == 2 and len(ops(None)) == 0
 
 
 def test_dropout_between_layers_in_training_mode() -> None:
-    model, x = build("LSTM", num_layers=2, dropout=0.5).train(), sequence(3, 4, 4)
+    model, x = build("LSTM", num_layers=2, dropout=0.5).train(), sequence(3, STEPS, 4)
     with pytest.raises(pg.InputError, match=r"training mode.*model\.eval\(\)"):
         pg.streamline(model, small(model), x)

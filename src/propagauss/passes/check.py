@@ -28,7 +28,7 @@ class OnTensors(fx.Interpreter):
     """Runs a traced graph with ops that can be differentiated, given the values of its placeholders."""
 
     def __init__(self, graph: fx.Graph, values: dict[str, Any]):
-        super().__init__(fx.GraphModule(torch.nn.Module(), graph))
+        super().__init__(torch.nn.Module(), graph=graph)
         self.values = values
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:

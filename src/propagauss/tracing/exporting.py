@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import config
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
 from propagauss.alone import ALONE, quiet
@@ -102,8 +103,11 @@ def export_second_open(model: Wanted, leaves: list[Any]) -> tuple[ExportedProgra
 
 
 def quietly(run: Callable[[], ExportedProgram]) -> ExportedProgram:
-    """Without PyTorch's logs, and without the stack of Python at every op, which takes time and is read by nobody."""
-    with quiet(), torch.no_grad(), _no_stacks():
+    """Without PyTorch's logs, and without what takes time and is read by nobody.
+
+    That is the stack of Python at every op, and the code of the graph, which each pass of torch.export would compile.
+    """
+    with quiet(), torch.no_grad(), _no_stacks(), _use_lazy_graph_module(True):
         return run()
 
 

@@ -22,10 +22,10 @@ aten = torch.ops.aten
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
-    """The program without in-place ops; also without dropout that is switched off, which returns its input itself."""
+    """The program without in-place ops; also without those that return their input itself."""
     graph = program.graph
     for node in list(graph.nodes):
-        if facts(node.target).drops_out and not (argument(node, 2, "train") and argument(node, 1, "p")):
+        if _returns_itself(node):
             replace(program, node, node.args[0])
     mutable = [n for n in graph.nodes if _is_mutable(n.target)]
     if not mutable:
@@ -42,6 +42,12 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         node.args[0].replace_all_uses_with(new, delete_user_cb=lambda user, later=later: user in later)
         replace(program, node, new)
     return program
+
+
+def _returns_itself(node: fx.Node) -> bool:
+    """Dropout that is switched off, and `detach_`, which changes no values: `torch.tensor(...)` in a model has one."""
+    off = facts(node.target).drops_out and not (argument(node, 2, "train") and argument(node, 1, "p"))
+    return off or node.target == aten.detach_.default
 
 
 def _functionalised(program: ExportedProgram) -> ExportedProgram:

@@ -62,4 +62,4 @@ def _run(traced: Traced, inputs: list[Any]) -> Any:
         if node.op == "placeholder":
             arguments.append(traced.constants[node.name] if node.name in traced.constants else known.get(node))
     with torch.no_grad():
-        return _Plain(fx.GraphModule(torch.nn.Module(), traced.graph)).run(*arguments, enable_io_processing=False)
+        return _Plain(torch.nn.Module(), graph=traced.graph).run(*arguments, enable_io_processing=False)

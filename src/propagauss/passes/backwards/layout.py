@@ -40,9 +40,8 @@ def observed(traced: Traced, axes: Mapping[fx.Node, Axis]) -> dict[fx.Node, Axis
 
 class _Watch(fx.Interpreter):
     def __init__(self, traced: Traced, axes: Mapping[fx.Node, Axis]):
-        super().__init__(fx.GraphModule(torch.nn.Module(), traced.graph))
-        # the module has a graph of its own, with nodes of the same names
-        self.axes, self.batch = {n.name: (n, axis) for n, axis in axes.items()}, traced.batch
+        super().__init__(torch.nn.Module(), graph=traced.graph)
+        self.axes, self.batch = axes, traced.batch
         self.found = dict(axes)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -62,13 +61,13 @@ class _Watch(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         value = result[0] if isinstance(result, list) and result else result
-        if n.name in self.axes and isinstance(value, _Variants) and isinstance(value[0], Tensor):
-            node, axis = self.axes[n.name]
+        if n in self.axes and isinstance(value, _Variants) and isinstance(value[0], Tensor):
+            axis = self.axes[n]
             before = _before(value, axis, self.batch)
             if before is None:
-                del self.found[node]
+                del self.found[n]
             else:
-                self.found[node] = axis._replace(before=before)
+                self.found[n] = axis._replace(before=before)
         return result
 
 

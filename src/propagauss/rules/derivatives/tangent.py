@@ -33,10 +33,11 @@ def is_affine(function: fx.GraphModule, at: int) -> bool:
 
 def along(function: fx.GraphModule, at: int) -> fx.GraphModule | None:
     """From `f(*values)`, `J t` for argument `at` as `(t, *values) -> J t`; None if a derivative is not known here."""
-    return _along(function, at, _tangent)
+    graph = _along(function, at, _tangent)
+    return None if graph is None else fx.GraphModule(function, graph)
 
 
-def _along(function: fx.GraphModule, at: int, rule: Callable[..., Any]) -> fx.GraphModule | None:
+def _along(function: fx.GraphModule, at: int, rule: Callable[..., Any]) -> fx.Graph | None:
     graph, env, tangents = fx.Graph(), {}, {}
     moving = graph.placeholder("tangent")
     inputs = [n for n in function.graph.nodes if n.op == "placeholder"]
@@ -57,7 +58,7 @@ def _along(function: fx.GraphModule, at: int, rule: Callable[..., Any]) -> fx.Gr
                     return None
                 tangents[node] = found
     graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
-    return fx.GraphModule(function, graph)
+    return graph
 
 
 def _tangent(graph: fx.Graph, node: fx.Node, env: dict[Any, Any], tangents: dict[Any, Any]) -> Any:

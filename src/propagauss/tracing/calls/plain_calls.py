@@ -38,6 +38,8 @@ class PlainCalls(TorchFunctionMode):
             number, self.recurrent_calls = self.recurrent_calls, self.recurrent_calls + 1
             result = UNROLL[func](*args, **kwargs) if number in self.unroll else None
             return func(*args, **kwargs) if result is None else result
+        if func is torch._C._set_grad_enabled and args == (torch.is_grad_enabled(),):
+            return None  # nothing changes, but torch.export would cut the graph in two here, and join it again
         if func == _DATA:
             return args[0].detach()  # the attribute itself cannot be traced
         result = func(*args, **kwargs)
