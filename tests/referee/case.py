@@ -69,7 +69,9 @@ class Case:
     def build(self) -> tuple[nn.Module, tuple[Tensor, ...], list[str]]:
         """Model in float64 and evaluation mode, input, and the names of the random parameters."""
         generator = self.generator()
-        model = self.make().double().eval()
+        with torch.random.fork_rng():  # some weights keep a part of what they were initialised with
+            torch.manual_seed(generator.initial_seed())
+            model = self.make().double().eval()
         randomise(model, generator)
         names = [n for n, _ in model.named_parameters() if self.random is None or n in self.random]
         return model, self.inputs(generator), names
