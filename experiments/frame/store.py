@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import re
@@ -63,6 +64,7 @@ class Store:
         return stored if isinstance(stored, dict) and {"config", "seed", "results"} <= stored.keys() else None
 
 
+@functools.cache  # reading what is installed takes longer than some units
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "propagauss": propagauss.__version__}
     for package in _PACKAGES:

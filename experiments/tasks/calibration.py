@@ -183,7 +183,8 @@ def summary(records: Sequence[Record]) -> list[str]:
     for engine, tolerance in ((e, t) for e in reversed(ENGINES) for t in TOLERANCES if records):
         pairs = [(r, record["rows"][1]) for record in records for r in record["rows"]]
         pairs = [(r, base) for r, base in pairs if (r["method"], r["tolerance"]) == (engine, tolerance)]
-        worst = max(r["against"][0] / r["against"][1] for r, _ in pairs)
+        # without an error they are the same predictions
+        worst = max(mean / error if error else 0.0 for mean, error in (r["against"] for r, _ in pairs))
         gain = sum(r["auroc"] - base["auroc"] for r, base in pairs) / len(pairs)
         ratios = [r["aurc"] / base["aurc"] - 1 for r, base in pairs if base["aurc"]]
         ranking = sum(ratios) / max(1, len(ratios))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import functools
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,10 +78,9 @@ def units(context: Context) -> list[Unit]:
 def _run_engines(context: Context, backbone: str, task: str) -> Record:
     """Both engines with and without calibration, on all test prompts."""
     how = settings(context, backbone, task)
-    train, validation, test = features(context, backbone, task, how["counts"], how["tokens"])
-    suffix, posterior = tuned(context, backbone, train, how)
+    _, validation, test = features(context, backbone, task, how["counts"], how["tokens"])
     held, tested = validation.batches(), test.batches()
-    posterior, _ = best_prior(suffix, posterior, held)
+    suffix, posterior, _ = fitted(context, backbone, task)
     found = engines(suffix, posterior, held, tested)
     return {"backbone": backbone, "task": task, "engines": score_tables.score_all(found, tested)}
 
@@ -89,9 +89,8 @@ def _run(context: Context, backbone: str, task: str) -> Record:
     how = settings(context, backbone, task)
     train, validation, test = features(context, backbone, task, how["counts"], how["tokens"])
     parts = {"train": train, "validation": validation, "test": test}
-    suffix, posterior = tuned(context, backbone, train, how)
+    suffix, posterior, sweep = fitted(context, backbone, task)
     held = validation.batches()
-    posterior, sweep = best_prior(suffix, posterior, held)
     few, rest = (test.some(s).batches() for s in (slice(how["subset"]), slice(how["subset"], None)))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # fused attention under torch.vmap
@@ -142,6 +141,15 @@ def _dear(suffix: nn.Module, posterior: Posterior, held: Batches, how: Mapping[s
     sampled = draws.sampling(suffix, posterior, "LA", held, **number, seed=seed)
     net, links = Remembered(GLM(suffix, posterior)), GLM_LINKS
     return sampled + [p for fitted in (False, True) for p in _latents(net, "GLM", held, links, fitted)]
+
+
+@functools.lru_cache(maxsize=1)  # a quick run has one network, for the methods and for the engines
+def fitted(context: Context, backbone: str, task: str) -> tuple[nn.Module, Posterior, list[dict[str, Any]]]:
+    """The fine-tuned suffix, its posterior with the best prior precision, and what was tried; not to be changed."""
+    how = settings(context, backbone, task)
+    train, validation, _ = features(context, backbone, task, how["counts"], how["tokens"])
+    suffix, posterior = tuned(context, backbone, train, how)
+    return suffix, *best_prior(suffix, posterior, validation.batches())
 
 
 def tuned(context: Context, backbone: str, train: Features, how: Mapping[str, Any]) -> tuple[nn.Module, Posterior]:

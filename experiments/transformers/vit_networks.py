@@ -235,8 +235,9 @@ def tokens_of(prefix: nn.Module, images: Images) -> Tokens:
     return Tokens(*((torch.cat([prefix(b) for b in x.split(500)]), y) for x, y in parts))
 
 
+@functools.lru_cache(maxsize=2)  # methods and engines look at the same networks, one after the other
 def tuned(context: Context, name: str, part: Part, kind: Kind) -> tuple[Suffix, Posterior]:
-    """The suffix with one part fine-tuned, and a diagonal posterior over that part."""
+    """The suffix with one part fine-tuned, and a diagonal posterior over that part; neither may be changed."""
     model, _ = trained(context, name)
     suffix, how = Suffix(model), tuning(context, kind)
     stem = _path(context, f"vit-{name}-{part}-{kind}", [settings(context), how])

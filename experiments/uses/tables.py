@@ -26,7 +26,8 @@ def points(context: Context, seed: int) -> Use:
 def diabetes(context: Context, seed: int) -> Use:
     split = diabetes_data(seed)
     model = nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 1))
-    trained(model, lambda batch: F.mse_loss(model(batch[0]), batch[1]), pairs(*split.train, 64), 200, decay=1e-2)
+    steps = 20 if context.quick else 200
+    trained(model, lambda batch: F.mse_loss(model(batch[0]), batch[1]), pairs(*split.train, 64), steps, decay=1e-2)
     x = split.test[0]
     far = x + 5 * torch.randn_like(x).sign()
     return Use(model, "regression", split.train_loader, split.validation_loader, pairs(*split.test), [far])

@@ -21,6 +21,7 @@ from experiments.tasks import ood, ood_methods, sensitivity
 from experiments.tasks import sensitivity_measures as measures
 from experiments.transformers import vit_networks
 from propagauss.demo.training import mlp
+from propagauss.tracing.once import traced_once
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(experiment: Experiment, context: Context, keys: list[str] | None = None) -> dict[str, Any]:
     """Its units, with results as JSON gives them back."""
     units = [u for u in experiment.units(context) if keys is None or u.key in keys]
-    return {u.key: json.loads(json.dumps(u.run(context), allow_nan=False)) for u in units}
+    with traced_once():
+        return {u.key: json.loads(json.dumps(u.run(context), allow_nan=False)) for u in units}
 
 
 def check_section(experiment: Experiment, records: dict[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from experiments.published import gpt as published_gpt
 from experiments.report import score_tables
 from experiments.transformers import gpt, gpt_engines, gpt_features, gpt_networks, value_covariance, vit, vit_networks
 from propagauss.baselines import GLM
+from propagauss.tracing.once import traced_once
 
 transformers = pytest.importorskip("transformers")
 Records = Callable[[str], dict[str, Any]]
@@ -260,20 +261,21 @@ def test_batches_hold_one_length_each() -> None:
 
 
 @pytest.fixture
-def sentences(checkpoint: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Context:
+def sentences(checkpoint: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Context]:
     for part in ("train", "test"):
         path = tmp_path / "text" / "mrpc" / f"{part}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [
-            {"sentence1": "a b " * (1 + i % 3), "sentence2": "a c d"[: 1 + i % 5], "label": i % 2} for i in range(30)
-        ]
+        # two lengths, each of which takes a linearised network of its own
+        rows = [{"sentence1": "a b " * (1 + i // 2 % 2), "sentence2": "a c", "label": i % 2} for i in range(30)]
         path.write_text("\n".join(map(json.dumps, rows)))
     here = gpt_networks.Backbone("Here", 2, lambda: (checkpoint[1], {}), "")
     monkeypatch.setattr(gpt_networks, "BACKBONES", {"here": here})
     monkeypatch.setattr(gpt, "BACKBONES", {"here": here})
     monkeypatch.setattr(gpt, "PRIORS", (1.0, 1e4))  # each takes a streamlining
     gpt_networks.loaded.cache_clear()
-    return Context("quick", 0, tmp_path, tmp_path / "cache")
+    with traced_once():
+        yield Context("quick", 0, tmp_path, tmp_path / "cache")
+    gpt_networks.loaded.cache_clear()
 
 
 def test_gpt_experiment(sentences: Context) -> None:
@@ -292,7 +294,7 @@ def test_gpt_experiment(sentences: Context) -> None:
     assert any("1 of 1 cases" in line for line in found.readings)
     again = gpt_features.features(sentences, "here", "mrpc", unit.config["counts"], unit.config["tokens"])
     assert [len(f.labels) for f in again] == unit.config["counts"]
-    gpt_networks.loaded.cache_clear()
+    assert {len(x) for f in again for x in f.sequences} == {24, 26}
 
 
 def test_linearised_for_each_length() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -168,24 +168,31 @@ def heads(form: str, width: int | None) -> nn.Module:
     return Heads(form, width).double().eval()
 
 
+def held_out(width: int | None) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(12, 3, dtype=F64), torch.randn(*([12, width] if width else [12]), dtype=F64)
+
+
+@functools.cache
+def calibrated(form: str, width: int | None, engine: Callable[..., Any]) -> pg.HeteroscedasticRegressor:
+    model, (x, y) = heads(form, width), held_out(width)
+    posterior = pg.fit_laplace(model, [(x, y)], "heteroscedastic", "kronecker", prior_precision=1.0)
+    return pg.HeteroscedasticRegressor(engine(model, posterior, x[:2])).calibrate([(x, y)], progress=False)
+
+
 @pytest.mark.parametrize(
     ("form", "width"), [("tuple", None), ("tuple", 3), ("dict", 1), ("named", 3), ("hugging face", 1)]
 )
 @pytest.mark.parametrize("engine", [pg.streamline, pg.linearise])
 def test_mean_and_log_variance_apart(form, width, engine, tmp_path):
     """All is as with a model that returns both in one tensor."""
-    torch.manual_seed(1)
-    x, y = torch.randn(12, 3, dtype=F64), torch.randn(*([12, width] if width else [12]), dtype=F64)
-    found = []
-    for model in (heads("stacked", width), heads(form, width)):
-        posterior = pg.fit_laplace(model, [(x, y)], "heteroscedastic", "kronecker", prior_precision=1.0)
-        found.append(pg.HeteroscedasticRegressor(engine(model, posterior, x[:2])))
-        found[-1].calibrate([(x, y)], progress=False)
-    one, apart = (each(x) for each in found)
+    x, _ = held_out(width)
+    found = calibrated(form, width, engine)
+    one, apart = (each(x) for each in (calibrated("stacked", width, engine), found))
     shape = (12, width, 1) if width == 3 else (12, 1)
     torch.testing.assert_close(apart.mean, one.mean.reshape(shape))
     torch.testing.assert_close(apart.variance, one.variance.reshape(shape))
-    loaded = pg.load(found[1].save(tmp_path / "apart.pt2"))
+    loaded = pg.load(found.save(tmp_path / "apart.pt2"))
     torch.testing.assert_close(loaded(x).variance, apart.variance)
 
 

@@ -1,20 +1,26 @@
 """`calibrate`: the rule by which it chooses, what it can never do worse than, and what it says."""
 
+import functools
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import grad
 
 from predictive.test_calibration import Latent, classification, loader, regression
 from propagauss import Gaussian, InputError, fit_laplace, streamline
 from propagauss.baselines import MAP, TemperatureScaling
-from propagauss.likelihoods import PoissonLikelihood
+from propagauss.likelihoods import BernoulliLikelihood, CategoricalLikelihood, PoissonLikelihood
+from propagauss.likelihoods.base import Held
+from propagauss.likelihoods.temperature import minimise_convex
 from propagauss.metrics import nlpd
 from propagauss.predictive.binary import BinaryClassifier
 from propagauss.predictive.calibrate import LOWEST, Calibration, paired
+from propagauss.predictive.calibration import minimise
 from propagauss.predictive.classifier import Classifier
 from propagauss.predictive.predictor import Predictor
 from propagauss.predictive.regressor import Regressor
@@ -83,22 +89,25 @@ def _temperature_of(clf: Classifier, x: Tensor, y: Tensor) -> float:
 # -- the rule
 
 
-@pytest.mark.parametrize("tolerance", [0.5, 1.0, 2.0])
-def test_the_largest_scale_that_the_data_allow(tolerance):
-    """Against all scales of a dense grid, each with its temperature from a grid."""
+@functools.cache
+def losses_by_scale() -> dict[float, Tensor]:
+    """Of the labels of `overconfident`, for all scales of a dense grid, each with its temperature from a grid."""
     x, y = overconfident()
-    clf = Classifier(Latent(), link="probit")
-    report = quiet(clf, [(x, y)], tolerance)
-    scales = np.logspace(-3, 0, 31)
 
     def losses(scale: float) -> Tensor:
-        clf.scale, clf.temperature = scale, 1.0
+        clf = Classifier(Latent(), link="probit", scale=scale)
         clf.temperature = _temperature_of(clf, x, y)
         return -clf(x).log_prob(y)
 
-    by_scale = {float(s): losses(float(s)) for s in scales}
-    best = min(by_scale.values(), key=lambda each: each.mean())
-    good = [s for s, each in by_scale.items() if paired(each, best)[0] <= tolerance * paired(each, best)[1]]
+    return {float(s): losses(float(s)) for s in np.logspace(-3, 0, 31)}
+
+
+@pytest.mark.parametrize("tolerance", [0.5, 1.0, 2.0])
+def test_the_largest_scale_that_the_data_allow(tolerance):
+    x, y = overconfident()
+    report = quiet(Classifier(Latent(), link="probit"), [(x, y)], tolerance)
+    best = min(losses_by_scale().values(), key=lambda each: each.mean())
+    good = [s for s, each in losses_by_scale().items() if paired(each, best)[0] <= tolerance * paired(each, best)[1]]
     assert report.after == pytest.approx(max(good), rel=0.2)
 
 
@@ -145,6 +154,33 @@ def test_no_variance_leaves_the_scale_and_fits_the_temperature():
         clf.calibrate([(x, y)], progress=False)
     assert clf.scale == 1.0
     assert clf.temperature == pytest.approx(TemperatureScaling(Means()).fit([(x, y)]).temperature, rel=1e-3)
+
+
+@pytest.mark.parametrize("likelihood", [CategoricalLikelihood(), BernoulliLikelihood()], ids=lambda each: each.name)
+def test_the_temperature_is_found_by_derivatives_of_the_losses(likelihood):
+    """Against automatic derivatives of the log densities that predictions have, and a search that knows none."""
+    x, labels = overconfident(60)
+    latent, y = Latent()(x), nn.functional.one_hot(labels, 3)
+    if likelihood.name == "classification":
+        y = labels.masked_fill(torch.arange(60) < 5, -100)  # and some do not count
+    held = [Held(likelihood.moments(latent), y)]
+    kept = likelihood.free(held).at_scale(0.7)
+
+    def loss(inverse: Tensor) -> Tensor:
+        tempered = replace(likelihood, temperature=1 / inverse)
+        return -tempered.log_predictive(held[0].moments.scaled(0.7), y).sum()
+
+    for inverse in (0.02, 0.9, 30.0):
+        first, second = (f(torch.tensor(inverse, dtype=F64)).item() for f in (grad(loss), grad(grad(loss))))
+        assert kept.derivatives(inverse) == pytest.approx((first, second))
+        torch.testing.assert_close(-kept.densities(torch.tensor(1 / inverse))[0].sum(), loss(torch.tensor(inverse)))
+    bounds, ones = (math.log(1e-3), math.log(1e3)), torch.ones((), dtype=F64)
+    found = minimise_convex(kept.derivatives, [ones], bounds, 60).item()
+    assert found == pytest.approx(minimise(lambda t: loss(torch.tensor(1 / t)).item(), 1.0), rel=1e-5)
+    for low, high, end in ((0.1, 0.5 * found, 0.5 * found), (2 * found, 40.0, 2 * found)):  # the best is outside
+        bounds = (math.log(low), math.log(high))
+        assert minimise_convex(kept.derivatives, [ones], bounds, 60).item() == pytest.approx(end)
+    assert minimise_convex(lambda inverse: (0.0, 0.0), [30 * ones], bounds, 60).item() == pytest.approx(30.0)
 
 
 # -- other likelihoods

@@ -17,6 +17,7 @@ from propagauss.demo.regression import Band
 from propagauss.demo.training import train, train_classifier
 from propagauss.engines.streamline import Streamlined, streamline
 from propagauss.posteriors import Posterior, fit_laplace
+from propagauss.tracing.once import traced_once
 from propagauss.version import __version__
 
 PICTURE: tuple[Structure, ...] = ("diagonal", "kronecker")  # posteriors of the one-dimensional picture
@@ -90,6 +91,7 @@ class Demo:
         }
 
 
+@traced_once()
 def compute(settings: Settings, step: _Step) -> Demo:
     """Train, fit, compare; `step` is told what comes next."""
     start = time.perf_counter()

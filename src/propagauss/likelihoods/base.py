@@ -8,9 +8,8 @@ A likelihood is a small frozen value (a link, a noise), it holds no network and 
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -69,7 +68,16 @@ class Decomposition(NamedTuple):
         return self.epistemic + self.aleatoric
 
 
-AtScale = Callable[[float], Callable[[Tensor], list[Tensor]]]
+class AtScale(Protocol):
+    """What a likelihood with one number of its own keeps of the latents at one scale, to fit that number there."""
+
+    def densities(self, number: Tensor, /) -> list[Tensor]:
+        """Log densities by batch."""
+        ...
+
+    def best(self, starts: list[Tensor], bounds: tuple[float, float], count: int, /) -> Tensor:
+        """The number of least mean loss over `count` targets; `bounds` are those of its logarithm."""
+        ...
 
 
 class Free(NamedTuple):
@@ -79,20 +87,10 @@ class Free(NamedTuple):
     bounds: list[tuple[float, float]]  # of each logarithm
     guess: Callable[[float], Tensor]  # scale -> numbers to start from
     replaced: Callable[[Tensor], Likelihood]  # numbers -> the likelihood that has them
-    # scale -> numbers -> log densities by batch, for those that can keep most of the work for other numbers
-    at_scale: AtScale | None = None
+    # for a number that comes after all the work that depends on the scale
+    at_scale: Callable[[float], AtScale] | None = None
     # what fits without any variance -> bounds with some, for numbers that could undo all that the variance does
     bounds_beside: Callable[[Tensor], list[tuple[float, float]]] | None = None
-
-
-TEMPERATURES = (math.log(1e-3), math.log(1e3))
-
-
-def free_temperature(replaced: Callable[[Tensor], Likelihood], at_scale: AtScale | None = None) -> Free:
-    """A temperature after the link; beside a latent variance it stays above a half, see `bounds_beside`."""
-    start = torch.ones((), dtype=torch.float64)
-    beside = bounds_beside(0.5, [TEMPERATURES])
-    return Free("temperature", [TEMPERATURES], lambda scale: start, replaced, at_scale, beside)
 
 
 def bounds_beside(share: float, bounds: list[tuple[float, float]]) -> Callable[[Tensor], list[tuple[float, float]]]:

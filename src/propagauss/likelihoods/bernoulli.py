@@ -25,12 +25,12 @@ from propagauss.likelihoods.base import (
     Root,
     Terms,
     diagonal_root,
-    free_temperature,
     one_class,
 )
 from propagauss.likelihoods.information import information_of_logits
 from propagauss.likelihoods.links import checked
 from propagauss.likelihoods.sigmoids import SIGMOID_LINKS
+from propagauss.likelihoods.temperature import Tempered, free_temperature, gaps
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +139,15 @@ class BernoulliLikelihood(Likelihood):
         return one_class(torch.cat([y.flatten() for _, y in data]))
 
     def free(self, data: Sequence[Held]) -> Free:
-        """The temperature."""
-        return free_temperature(lambda t: replace(self, temperature=t))
+        """The temperature; what the link gives does not depend on it."""
+        plain = replace(self, temperature=1.0)
+
+        def at_scale(scale: float) -> Tempered:
+            linked = ((plain.logits(moments.scaled(scale)), y) for moments, y in data)
+            pairs = ((torch.stack([torch.zeros_like(logits), logits], -1), y > 0) for logits, y in linked)
+            return Tempered([gaps(both, label.long(), torch.ones_like(label)) for both, label in pairs])
+
+        return free_temperature(lambda t: replace(self, temperature=t), at_scale)
 
     # -- the export
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,12 +24,12 @@ from propagauss.likelihoods.base import (
     Moments,
     Root,
     Terms,
-    free_temperature,
     last_dimension,
     one_class,
 )
 from propagauss.likelihoods.information import entropy_of, information
 from propagauss.likelihoods.links import LINKS, MOST_SAMPLES, Link, categorical, monte_carlo, shared
+from propagauss.likelihoods.temperature import Tempered, free_temperature, gaps
 
 IGNORED = -100  # as PyTorch and Hugging Face mark labels that do not count
 MOST_DIMENSIONS = 64
@@ -250,9 +250,9 @@ class CategoricalLikelihood(Likelihood):
     def free(self, data: Sequence[Held]) -> Free:
         """The temperature; what the link gives does not depend on it."""
 
-        def at_scale(scale: float) -> Callable[[Tensor], list[Tensor]]:
-            linked = [(self._linked_of(moments.scaled(scale)), y) for moments, y in data]
-            return lambda t: [self._picked(tempered(log_probs, t), y) for log_probs, y in linked]
+        def at_scale(scale: float) -> Tempered:
+            linked = ((self._linked_of(moments.scaled(scale)), y) for moments, y in data)
+            return Tempered([gaps(log_probs, y, y != self.ignore_index) for log_probs, y in linked])
 
         return free_temperature(lambda t: replace(self, temperature=t), at_scale)
 

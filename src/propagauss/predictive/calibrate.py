@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -195,21 +196,20 @@ class Trials:
         free = self._free
         if free is None:
             return Trial(scale, None, self._losses(_densities(self._held, self._likelihood, scale)))
-        densities = self._densities_at(scale, free)
         starts = [free.guess(scale)]
         if self._known:
             near = min(self._known, key=lambda s: abs(math.log(s / scale)))
             starts += [n for n in (self._known[near].numbers,) if n is not None]
-        numbers = minimise_together(lambda values: self._nlpd(densities(values)), starts, self._bounds)
+        if free.at_scale is not None:
+            kept = free.at_scale(scale)
+            number = kept.best(starts, self._bounds[0], self._held.targets)
+            return Trial(scale, number, self._losses(kept.densities(number)))
+        densities = partial(self._densities_with, free, scale)
+        numbers = minimise_together(densities, starts, self._bounds, self._held.targets)
         return Trial(scale, numbers, self._losses(densities(numbers)))
 
-    def _densities_at(self, scale: float, free: Free) -> Callable[[Tensor], list[Tensor]]:
-        if free.at_scale is not None:
-            return free.at_scale(scale)
-        return lambda numbers: _densities(self._held, free.replaced(numbers), scale)
-
-    def _nlpd(self, densities: list[Tensor]) -> Tensor:
-        return -torch.stack([each.sum() for each in densities]).sum() / self._held.targets
+    def _densities_with(self, free: Free, scale: float, numbers: Tensor) -> list[Tensor]:
+        return _densities(self._held, free.replaced(numbers), scale)
 
     def _losses(self, densities: list[Tensor]) -> Tensor:
         rows = torch.cat([-each.detach().reshape(len(each), -1).sum(1) for each in densities])

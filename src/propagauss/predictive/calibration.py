@@ -205,9 +205,9 @@ def minimise(objective: Callable[[float], float], start: float, bounds: tuple[fl
 
 
 def minimise_together(
-    nlpd: Callable[[Tensor], Tensor], starts: list[Tensor], bounds: list[tuple[float, float]]
+    densities: Callable[[Tensor], list[Tensor]], starts: list[Tensor], bounds: list[tuple[float, float]], count: int
 ) -> Tensor:
-    """The positive numbers that minimise `nlpd`, by L-BFGS over their logarithms, from the better of the starts."""
+    """The positive numbers of least NLPD of `count` targets, by L-BFGS over logarithms, from the best of the starts."""
     form = starts[0].shape
     known: dict[bytes, tuple[float, np.ndarray]] = {}  # the search begins where the starts were compared
 
@@ -215,7 +215,8 @@ def minimise_together(
         if theta.tobytes() not in known:
             leaf = torch.tensor(theta, requires_grad=True)
             with torch.enable_grad():
-                value = nlpd(leaf.exp().reshape(form))
+                sums = [each.sum() for each in densities(leaf.exp().reshape(form))]
+                value = -torch.stack(sums).sum() / count
             (gradient,) = torch.autograd.grad(value, leaf)
             known[theta.tobytes()] = value.item(), gradient.numpy()
         value, gradient = known[theta.tobytes()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -16,14 +16,25 @@ from propagauss.demo.report.files import write as write_file
 def write(demo: Demo, folder: Path) -> Path:
     """`report.html`, `results.json` and three of the plots in `folder`; returns the path of the report."""
     write_file(folder / "results.json", json.dumps(demo.as_dict(), indent=2, allow_nan=False) + "\n")
-    write_file(folder / "opening.svg", plots.opening(demo.opening))
-    write_file(folder / "cost.svg", plots.cost(demo.digits.results))
-    write_file(folder / "bands.svg", plots.bands(demo.bands, demo.grid, demo.picture.train, demo.picture.test))
-    return write_file(folder / "report.html", page(demo))
+    figures = {
+        "opening": plots.opening(demo.opening),
+        "cost": plots.cost(demo.digits.results),
+        "bands": plots.bands(demo.bands, demo.grid, demo.picture.train, demo.picture.test),
+    }
+    for name, svg in figures.items():
+        write_file(folder / f"{name}.svg", svg)
+    return write_file(folder / "report.html", _page(demo, figures))
 
 
-def page(demo: Demo) -> str:
-    sections = [_head(demo), _opening(demo), _digits(demo), _diabetes(demo), _picture(demo), _details(demo)]
+def _page(demo: Demo, figures: Mapping[str, str]) -> str:
+    sections = [
+        _head(demo),
+        _opening(demo, figures["opening"]),
+        _digits(demo, figures["cost"]),
+        _diabetes(demo),
+        _picture(demo, figures["bands"]),
+        _details(demo),
+    ]
     return html.page("propagauss demo", "".join(sections))
 
 
@@ -46,7 +57,7 @@ def _head(demo: Demo) -> str:
     )
 
 
-def _opening(demo: Demo) -> str:
+def _opening(demo: Demo, svg: str) -> str:
     found = demo.opening
     return (
         "<h2>What a network does not know</h2>"
@@ -57,14 +68,14 @@ def _opening(demo: Demo) -> str:
         f"{found.multiples['away']:.0f} times at the right end, and where there are data its 95% intervals contain "
         f"{found.inside:.1%} of new observations.</p>"
         + html.figure(
-            plots.opening(found),
+            svg,
             "Mean and two standard deviations, noise included. The posterior is a Laplace approximation with a full "
             "covariance over all weights, its prior precision and noise those of largest marginal likelihood.",
         )
     )
 
 
-def _digits(demo: Demo) -> str:
+def _digits(demo: Demo, cost: str) -> str:
     study = demo.digits
     labels = study.split.test[1]
     chosen = _chosen(study.results)
@@ -85,7 +96,7 @@ def _digits(demo: Demo) -> str:
         )
         + '<div class="pair">'
         + html.figure(
-            plots.cost(study.results),
+            cost,
             "NLPD against time, scales fitted on the validation part. Hollow: probit link. Lower and further left is "
             "better; the grey band is one standard error of MAP's NLPD to either side.",
         )
@@ -109,7 +120,7 @@ def _diabetes(demo: Demo) -> str:
     )
 
 
-def _picture(demo: Demo) -> str:
+def _picture(demo: Demo, svg: str) -> str:
     sizes = demo.picture.sizes
     return (
         "<h2>A picture in one dimension</h2>"
@@ -118,7 +129,7 @@ def _picture(demo: Demo) -> str:
         "Sampling is the reference for what a posterior implies, however wide that is.</p>"
         + html.bullets(commentary.widths(demo.bands))
         + html.figure(
-            plots.bands(demo.bands, demo.grid, demo.picture.train, demo.picture.test),
+            svg,
             "Mean and two standard deviations, of the latent function (dark) and with the noise (light); body mass "
             "index against progress of diabetes, both standardised. As it is: scale 1 and the noise of largest "
             "marginal likelihood. Fitted: scale and noise from the validation part, which has no points in "
