@@ -16,7 +16,7 @@ from propagauss import Gaussian, InputError, fit_laplace, streamline
 from propagauss.baselines import MAP, TemperatureScaling
 from propagauss.likelihoods import BernoulliLikelihood, CategoricalLikelihood, PoissonLikelihood
 from propagauss.likelihoods.base import Held
-from propagauss.likelihoods.temperature import minimise_convex
+from propagauss.likelihoods.temperature import TEMPERATURES, Tempered, gaps, minimise_convex
 from propagauss.metrics import nlpd
 from propagauss.predictive.binary import BinaryClassifier
 from propagauss.predictive.calibrate import LOWEST, Calibration, paired
@@ -181,6 +181,23 @@ def test_the_temperature_is_found_by_derivatives_of_the_losses(likelihood):
         bounds = (math.log(low), math.log(high))
         assert minimise_convex(kept.derivatives, [ones], bounds, 60).item() == pytest.approx(end)
     assert minimise_convex(lambda inverse: (0.0, 0.0), [30 * ones], bounds, 60).item() == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_probability_of_zero_is_one_of_zero_at_any_temperature(dtype):
+    """Classes that a link rules out do not stop the search for the temperature of the others."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(200, 3, dtype=dtype, generator=generator)
+    y = torch.randint(3, (200,), generator=generator)
+    ruled_out = torch.cat([logits, torch.full((200, 1), -torch.inf, dtype=dtype)], 1)
+    counted, starts, bounds = y >= 0, [torch.ones((), dtype=torch.float64)], TEMPERATURES
+    three, four = (Tempered([gaps(each.log_softmax(-1), y, counted)]) for each in (logits, ruled_out))
+    best = three.best(starts, bounds, 200)
+    assert best > 1.5  # or the test is none
+    torch.testing.assert_close(four.best(starts, bounds, 200), best, rtol=1e-4, atol=0)
+    torch.testing.assert_close(four.densities(best), three.densities(best))
+    (impossible,) = Tempered([gaps(ruled_out.log_softmax(-1), torch.full_like(y, 3), counted)]).densities(best)
+    assert (impossible == -torch.inf).all()
 
 
 # -- other likelihoods

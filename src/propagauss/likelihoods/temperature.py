@@ -12,6 +12,7 @@ from torch import Tensor
 from propagauss.likelihoods.base import Free, Likelihood, bounds_beside
 
 TEMPERATURES = (math.log(1e-3), math.log(1e3))
+LEAST = -1e18  # logarithm of a probability that counts as zero; its square is finite in single precision
 FLAT = 1e-9  # a derivative of the mean loss, in the logarithm of the temperature, that is none
 
 
@@ -86,9 +87,13 @@ def minimise_convex(
 
 
 def gaps(log_probs: Tensor, labels: Tensor, counted: Tensor) -> Gaps:
-    """`log_probs [..., C]`, `labels [...]`; what the labels are that do not count does not matter."""
+    """`log_probs [..., C]`, `labels [...]`; what the labels are that do not count does not matter.
+
+    A probability may be zero: of another class, it stays so; of the label, the loss is infinite.
+    """
     seen = log_probs.gather(-1, labels.masked_fill(~counted, 0).unsqueeze(-1))
-    return Gaps((log_probs - seen).masked_fill(~counted.unsqueeze(-1), 0.0), counted)
+    values = torch.where(log_probs == seen, 0.0, log_probs - seen).clamp(min=LEAST)
+    return Gaps(values.masked_fill(~counted.unsqueeze(-1), 0.0), counted)
 
 
 def free_temperature(replaced: Callable[[Tensor], Likelihood], at_scale: Callable[[float], Tempered]) -> Free:
