@@ -103,12 +103,13 @@ def export_second_open(model: Wanted, leaves: list[Any]) -> tuple[ExportedProgra
 
 def quietly(run: Callable[[], ExportedProgram]) -> ExportedProgram:
     """Without PyTorch's logs, and without the stack of Python at every op, which takes time and is read by nobody."""
-    with quiet(), torch.no_grad(), _no_stacks():
+    with quiet(), torch.no_grad(), no_stacks():
         return run()
 
 
 @contextmanager
-def _no_stacks() -> Iterator[None]:
+def no_stacks() -> Iterator[None]:
+    """For what PyTorch traces within it."""
     before = getattr(config, "do_not_emit_stack_traces", False)  # not every version of torch has it
     config.do_not_emit_stack_traces = True
     try:
