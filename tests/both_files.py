@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from propagauss.predictive import export
 
@@ -20,6 +21,7 @@ def both_files(predictor: Any, folder: Path, **options: Any) -> dict[str, Path]:
         return made[0]
 
     exported = export._exported
-    with pytest.MonkeyPatch.context() as patch:
+    # every op is seen half a dozen times on its way into both files, so that keeping what it does pays; see conftest.py
+    with pytest.MonkeyPatch.context() as patch, torch._dynamo.config.patch(fake_tensor_cache_enabled=True):
         patch.setattr(export, "_exported", program)
         return {ending: predictor.export(folder / f"m{ending}", **options) for ending in (".pt2", ".onnx")}

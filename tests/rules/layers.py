@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
+from rules.together import compiled, exported
 
 BATCH = 3
 
@@ -150,14 +151,16 @@ def check_gradients(s: Setup) -> None:
     assert torch.autograd.gradcheck(forward, [t.clone().requires_grad_() for t in leaves], fast_mode=True)
 
 
-def check_portable(s: Setup) -> None:
+def elsewhere(setups: Sequence[Setup]) -> list[tuple[pg.Gaussian, ...]]:
+    """What each network returns exported, and compiled; all of them are exported and compiled as one."""
+    nets, inputs = [s.net for s in setups], [(s.x,) for s in setups]
+    return list(zip(exported(nets, inputs), compiled(nets, inputs), strict=True))
+
+
+def check_portable(s: Setup, found: tuple[pg.Gaussian, ...]) -> None:
     """Exported and compiled results equal eager ones."""
     expected = s.net(s.x)
-    torch._dynamo.reset()
-    exported = torch.export.export(s.net, (s.x,), strict=False).module()
-    compiled = torch.compile(s.net, fullgraph=True, backend="eager")
-    for other in (exported, compiled):
-        g = other(s.x)
+    for g in found:
         torch.testing.assert_close(g.mean, expected.mean)
         torch.testing.assert_close(covariance_of(g), covariance_of(expected))
 

@@ -6,23 +6,24 @@ networks are exported and compiled a few at a time.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 import propagauss as pg
 from propagauss.tracing.once import traced_once
 from reference import assert_covariance_close, linearised, monte_carlo, random_psd
 from rules.cases import CASES, Call, Case
+from rules.together import compiled, exported
 
 SAMPLES = 20_000
 # cases of the diagonal structure alone come last, which is when pytest runs them
 PAIRS = sorted(((c, s) for c in CASES for s in c.structures), key=lambda pair: pair[0].structures == ("diagonal",))
 ALL = [pytest.param(c, s, id=f"{c.name}-{s}") for c, s in PAIRS]
-TOGETHER = 16  # networks that are exported and compiled as one: half of what it takes is the same for any network
+TOGETHER = 32  # networks that are exported and compiled as one
 every_case = pytest.mark.parametrize("case, structure", ALL, scope="module")
 
 
@@ -46,7 +47,7 @@ def gaussians(means: list[Tensor], covariances: list[Tensor], structure: str) ->
     return tuple(pg.Gaussian(m, v) for m, v in zip(means, variances, strict=True))
 
 
-@lru_cache(maxsize=2 * TOGETHER)
+@lru_cache(maxsize=64)
 def networks(case: Case) -> dict[str, pg.Streamlined]:
     """In either structure, from one trace."""
     model, (means, _) = Call(case.function).eval(), inputs(case, "full", 0.3)
@@ -171,17 +172,6 @@ def code_of(net: pg.Streamlined) -> set[object]:
     return functions | {type(m) for m in modules if not isinstance(m, fx.GraphModule)}
 
 
-class Together(nn.Module):
-    """Several networks as one, each with its own inputs."""
-
-    def __init__(self, nets: list[pg.Streamlined]):
-        super().__init__()
-        self.nets = nn.ModuleList(nets)
-
-    def forward(self, inputs: list[tuple[pg.Gaussian, ...]]) -> list[pg.Gaussian]:
-        return [net(*x) for net, x in zip(self.nets, inputs, strict=True)]
-
-
 def example(case: Case, structure: str) -> tuple[pg.Gaussian, ...]:
     return gaussians(*inputs(case, structure, 0.3), structure)
 
@@ -189,12 +179,12 @@ def example(case: Case, structure: str) -> tuple[pg.Gaussian, ...]:
 _compiled: set[tuple[str, object]] = set()
 
 
-@lru_cache(maxsize=1)
+@cache
 def elsewhere(number: int) -> list[list[pg.Gaussian]]:
     """What the cases of one group return after export, and compiled if code runs in them that none before has."""
     group = PAIRS[number * TOGETHER : (number + 1) * TOGETHER]
     nets, given = [build(*pair) for pair in group], [example(*pair) for pair in group]
-    found = [[g] for g in torch.export.export(Together(nets), (given,), strict=False).module()(given)]
+    found = [[g] for g in exported(nets, given)]
     known, new = set(_compiled), []
     for i, ((_, structure), net) in enumerate(zip(group, nets, strict=True)):
         code = {(structure, each) for each in code_of(net)}
@@ -202,9 +192,7 @@ def elsewhere(number: int) -> list[list[pg.Gaussian]]:
             known |= code
             new.append(i)
     if new:
-        torch._dynamo.reset()
-        compiled = torch.compile(Together([nets[i] for i in new]), fullgraph=True, backend="eager")
-        for i, g in zip(new, compiled([given[i] for i in new]), strict=True):
+        for i, g in zip(new, compiled([nets[i] for i in new], [given[i] for i in new]), strict=True):
             found[i].append(g)
     _compiled.update(known)
     return found

@@ -31,6 +31,7 @@ from propagauss.network.streamlined import Slot, Streamlined
 from propagauss.nodes import hint, is_open, op_name
 from propagauss.passes.backwards.written_out import written_out
 from propagauss.predictive import archive
+from propagauss.tracing.exporting import no_stacks
 from propagauss.tracing.own_thread import own_thread
 from propagauss.version import __version__
 
@@ -148,7 +149,7 @@ def _exported(
     """With open sizes if that can be, else with those of the example; `left` are ops that stand in the way."""
     for dynamic in ((shapes,), None):
         try:
-            with torch.no_grad(), quiet(), own_thread(module), _ScalarOps(), _no_open_derivatives():
+            with torch.no_grad(), quiet(), no_stacks(), own_thread(module), _ScalarOps(), _no_open_derivatives():
                 copies = tuple(x.clone() for x in example)  # a failed try leaves marks on them
                 program = torch.export.export(module, copies, dynamic_shapes=dynamic, strict=False)
                 _check_constants(program)
@@ -223,7 +224,7 @@ def _write_onnx(program: ExportedProgram, module: Deployed, path: Path, details:
         raise InputError("ONNX needs the packages onnx and onnxscript: pip install propagauss[export]") from error
     names = list(program.call_spec.out_spec.unflatten(range(program.call_spec.out_spec.num_leaves)))  # type: ignore[union-attr]
     try:
-        with quiet(), _no_open_derivatives():
+        with quiet(), no_stacks(), _no_open_derivatives():
             written = torch.onnx.export(
                 program, input_names=module.names, output_names=names, dynamo=True, verbose=False
             )

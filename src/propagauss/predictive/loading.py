@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -42,19 +44,31 @@ def load(path: str | os.PathLike[str]) -> Predictor:
     target = checked_path(path, "the path to load from")
     if not target.is_file():
         raise InputError(f"there is no file {target}" if not target.exists() else f"{target} is not a file")
-    return predictor_of(target, *archive.load(target))
+    file = archive.opened(target)
+    state = state_of(target, file.details)  # before PyTorch reads the program
+    return predictor_of(target, file.program(), state)
 
 
-def predictor_of(path: Path, program: ExportedProgram, details: dict[str, str]) -> Predictor:
-    """From what `archive.load` read."""
+def state_of(path: Path, details: dict[str, str]) -> State:
+    """What a file says of its predictor."""
     if archive.SAVED not in details:
         raise InputError(
             f"{path} was written by export, so it holds what a predictor computes and not the predictor: write it with "
             "predictor.save, or use it with `propagauss predict`"
         )
-    try:
-        state = archive.read(details[archive.SAVED])
+    with _refused(path):
+        return archive.read(details[archive.SAVED])
+
+
+def predictor_of(path: Path, program: ExportedProgram, state: State) -> Predictor:
+    with _refused(path):
         return _restored(_network(program, state), state)
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (Refused, PropagaussError, RecursionError) as error:
         raise InputError(
             f"{path} is refused, since what it says of its predictor is not as propagauss writes it "

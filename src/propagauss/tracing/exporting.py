@@ -107,12 +107,13 @@ def quietly(run: Callable[[], ExportedProgram]) -> ExportedProgram:
 
     That is the stack of Python at every op, and the code of the graph, which each pass of torch.export would compile.
     """
-    with quiet(), torch.no_grad(), _no_stacks(), _use_lazy_graph_module(True):
+    with quiet(), torch.no_grad(), no_stacks(), _use_lazy_graph_module(True):
         return run()
 
 
 @contextmanager
-def _no_stacks() -> Iterator[None]:
+def no_stacks() -> Iterator[None]:
+    """For what PyTorch traces within it."""
     before = getattr(config, "do_not_emit_stack_traces", False)  # not every version of torch has it
     config.do_not_emit_stack_traces = True
     try:

@@ -14,7 +14,7 @@ from propagauss.errors import InputError
 from propagauss.predict.models.model import Input, Model, Shape, assembled, unreadable
 from propagauss.predictive import archive
 from propagauss.predictive.export import Deployed
-from propagauss.predictive.loading import predictor_of
+from propagauss.predictive.loading import predictor_of, state_of
 
 
 def load(path: Path, threads: int | None) -> Model:
@@ -46,7 +46,7 @@ def load(path: Path, threads: int | None) -> Model:
 
 def _saved(path: Path, program: ExportedProgram, details: dict[str, str]) -> Callable[..., dict[str, torch.Tensor]]:
     """What `export` would have put into the program of a predictor that was saved."""
-    predictor = predictor_of(path, program, details)
+    predictor = predictor_of(path, program, state_of(path, details))
     return Deployed(predictor.net, lambda latent: predictor.likelihood.exported(predictor.scaled(latent)))
 
 

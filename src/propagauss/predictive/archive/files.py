@@ -12,6 +12,8 @@ import io
 import json
 import os
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -58,17 +60,40 @@ def write(exported: ExportedProgram, path: Path, details: dict[str, str]) -> Non
 
 def load(path: str | os.PathLike[str]) -> Loaded:
     """The program in a file that `write` wrote; any other is refused, and nothing in it is executed."""
+    file = opened(path)
+    return Loaded(file.program(), file.details)
+
+
+class Opened(NamedTuple):
+    """A file of which everything was checked; `program` is what lets PyTorch read it."""
+
+    details: dict[str, str]
+    program: Callable[[], ExportedProgram]
+
+
+def opened(path: str | os.PathLike[str]) -> Opened:
+    """`load` in two steps, for those who look at the details before the program is read."""
     target = Path(path)
+    with _explained(target), target.open("rb") as file, zipfile.ZipFile(file) as archive:
+        entries = container.Archive(archive, os.fstat(file.fileno()).st_size)
+        details = _details(target, entries)
+        copy = io.BytesIO()
+        _repack(_checked(entries, known_ops=True), copy)
+
+    def program() -> ExportedProgram:
+        with _explained(target):
+            return _program(copy)
+
+    return Opened(details, program)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
     try:
-        with target.open("rb") as file, zipfile.ZipFile(file) as archive:
-            entries = container.Archive(archive, os.fstat(file.fileno()).st_size)
-            details = _details(target, entries)
-            copy = io.BytesIO()
-            _repack(_checked(entries, known_ops=True), copy)
-        return Loaded(_program(copy), details)
+        yield
     except Refused as error:
         raise InputError(
-            f"{target} is refused, since a file like this could run code or exhaust the memory ({error}): export the "
+            f"{path} is refused, since a file like this could run code or exhaust the memory ({error}): export the "
             "model again with this version of propagauss"
         ) from error
     except InputError:
@@ -76,7 +101,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     except Exception as error:  # zipfile, json and torch have many
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise InputError(
-            f"{target} cannot be read as a model, it may be damaged or cut short ({reason}): export or copy it again"
+            f"{path} cannot be read as a model, it may be damaged or cut short ({reason}): export or copy it again"
         ) from error
 
 
