@@ -14,12 +14,12 @@ def both_files(predictor: Any, folder: Path, **options: Any) -> dict[str, Path]:
     """The files by their endings, as `export` writes them."""
     made: list[Any] = []
 
-    def program(*call: Any) -> Any:
+    def program(module: Any) -> Any:
         if not made:
-            made.append(exported(*call))
+            made.append(make(module))
         return made[0]
 
-    exported = export._exported
+    make = export._program
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "_exported", program)
+        patch.setattr(export, "_program", program)
         return {ending: predictor.export(folder / f"m{ending}", **options) for ending in (".pt2", ".onnx")}
