@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from propagauss.predictive import export
 
@@ -15,13 +14,12 @@ def both_files(predictor: Any, folder: Path, **options: Any) -> dict[str, Path]:
     """The files by their endings, as `export` writes them."""
     made: list[Any] = []
 
-    def program(*call: Any) -> Any:
+    def program(module: Any) -> Any:
         if not made:
-            made.append(exported(*call))
+            made.append(make(module))
         return made[0]
 
-    exported = export._exported
-    # every op is seen half a dozen times on its way into both files, so that keeping what it does pays; see conftest.py
-    with pytest.MonkeyPatch.context() as patch, torch._dynamo.config.patch(fake_tensor_cache_enabled=True):
-        patch.setattr(export, "_exported", program)
+    make = export._program
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "_program", program)
         return {ending: predictor.export(folder / f"m{ending}", **options) for ending in (".pt2", ".onnx")}

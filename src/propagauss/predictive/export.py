@@ -133,7 +133,7 @@ class Deployed(nn.Module):
 def _program(module: Deployed) -> ExportedProgram:
     left: list[Any] = []
     if isinstance(module.net, Linearised) and all(slot.sizes.count(None) <= 1 for slot in module.slots):
-        with torch.no_grad(), quiet(), own_thread(module), _no_open_derivatives():
+        with torch.no_grad(), quiet(), no_stacks(), own_thread(module), _no_open_derivatives():
             module.net, left = written_out(module.net, module.example)
     each = [slot for slot in module.slots for _ in range(1 + slot.uncertain)]
     shapes = tuple({i: Dim.AUTO for i, n in enumerate(slot.sizes) if n is None} for slot in each)
