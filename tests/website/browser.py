@@ -21,6 +21,8 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 PATIENCE = 60.0  # seconds
 # No name is looked up, so that a page that needs another server fails. (0.0.0.0 would be this machine.)
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+# Nor does the browser do anything by itself, such as looking for updates.
+IDLE = ("background-networking", "component-update", "default-apps", "extensions", "sync")
 
 
 class Browser:
@@ -33,6 +35,7 @@ class Browser:
         # high numbers first: 3 and 4 may be taken by these very pipes
         inputs, outputs = (_high(end) for end in (theirs_in, theirs_out))
         command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", OFFLINE]
+        command += ["--no-first-run", *(f"--disable-{service}" for service in IDLE)]
         command += ["--remote-debugging-pipe", f"--user-data-dir={profile}", "--hide-scrollbars=false"]
         self._process = subprocess.Popen(
             ["/bin/bash", "-c", f'exec "$@" 3<&{inputs} 4>&{outputs} {inputs}<&- {outputs}>&-', "chromium", *command],
