@@ -54,17 +54,17 @@ EXAMPLES ?= 300
 referee: $(DEV)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m referee --every --examples $(EXAMPLES) --write docs/referee.md $(ARGS)
 
-lint: $(DEV)
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache --no-logo
 
-format: $(DEV)
+format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(DEV)
+docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 look: docs
@@ -92,13 +92,19 @@ $(BIN)/python:
 
 DECLARED := pyproject.toml constraints.txt requirements/declared.py
 
-$(VENV)/.demo: $(DECLARED) | $(BIN)/python
+# What propagauss needs itself comes first, since that takes longest to be compiled (below).
+$(VENV)/.core: $(DECLARED) | $(BIN)/python
+	$(BIN)/python requirements/declared.py > $(VENV)/core.txt
+	$(INSTALL) -r $(VENV)/core.txt
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.core
 	$(BIN)/python requirements/declared.py demo > $(VENV)/demo.txt
 	$(INSTALL) -r $(VENV)/demo.txt
 	$(INSTALL) --no-deps -e .
 	@touch $@
 
-$(VENV)/.packages: $(DECLARED) | $(BIN)/python
+$(VENV)/.packages: $(VENV)/.core
 	$(BIN)/python requirements/declared.py demo export predict ray ivon docs dev > $(VENV)/dev.txt
 	$(INSTALL) -r $(VENV)/dev.txt
 	@touch $@
@@ -109,8 +115,12 @@ $(VENV)/.dev: $(VENV)/.packages requirements/peers.txt
 	@touch $(VENV)/.demo $@  # the demo needs a part of it
 
 # What most tests import is compiled beside the rest of the set-up: workers that start together would each compile it.
-$(VENV)/.compiled: $(VENV)/.packages
-	$(BIN)/python -c "import hypothesis, matplotlib.pyplot, onnxruntime, onnxscript, scipy.stats, sklearn.model_selection, torch._dynamo, torch.onnx, torchmetrics, transformers.modeling_utils"
+$(VENV)/.core-compiled: $(VENV)/.core
+	$(BIN)/python -c "import scipy.optimize, scipy.stats, torch._dynamo, torch.onnx"
+	@touch $@
+
+$(VENV)/.compiled: $(VENV)/.core-compiled $(VENV)/.packages
+	$(BIN)/python -c "import hypothesis, matplotlib.pyplot, onnxruntime, onnxscript, sklearn.model_selection, torch.onnx, torchmetrics, transformers.modeling_utils"
 	@touch $@
 
 $(VENV)/.timm: constraints.txt | $(BIN)/python

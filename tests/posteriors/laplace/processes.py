@@ -15,7 +15,8 @@ from propagauss.posteriors import Posterior, fit_laplace
 Data = list[tuple[Tensor, Tensor]]
 # What the server that processes are forked from imports once for all of them. It does not find modules of the tests
 # (Python 3.11 does not tell it where they are), and says nothing.
-PRELOADED = ["propagauss.posteriors"]
+# PyTorch imports the second one, and sympy with it, at the first derivative.
+PRELOADED = ["propagauss.posteriors", "torch.fx.experimental.symbolic_shapes"]
 POINTS = 11
 
 
