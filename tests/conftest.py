@@ -28,6 +28,10 @@ def pytest_collection_finish() -> None:
         functions.get_torchlib_ops = functools.cache(functions.get_torchlib_ops)  # a list that is only read
 
 
+def pytest_sessionfinish() -> None:
+    gc.freeze()  # pytest collects twice before it ends, and looks for warnings from what is found
+
+
 @pytest.fixture(scope="module")
 def one_trace() -> Iterator[None]:
     """Networks of the same model and example, which differ in their posteriors or options, come from one trace."""

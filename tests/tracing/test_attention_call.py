@@ -1,5 +1,6 @@
 """`nn.MultiheadAttention` and what is built on it, with the batch in front."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import propagauss as pg
+
+pytestmark = pytest.mark.usefixtures("one_trace")  # of the same model, for both structures
 
 F64 = torch.float64
 TINY = 1e-8
@@ -53,6 +56,15 @@ def made(model: nn.Module) -> nn.Module:
     return model.to(F64).eval()
 
 
+@cache
+def masked(mask: str, need_weights: bool) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A model that holds the masks that are the same for all samples, and its inputs with the others."""
+    torch.manual_seed(0)
+    given = MASKS[mask]
+    x = {"x": X} | {k: v for k, v in given.items() if k == "key_padding_mask"}
+    return made(SelfAttention(need_weights, {k: v for k, v in given.items() if k not in x})), x
+
+
 def first_order(model: nn.Module, x: dict[str, Tensor], pattern: str) -> Tensor:
     named = {n: p.detach() for n, p in model.named_parameters() if pattern.strip("*") in n}
     jacobians = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (), x))(named)
@@ -63,10 +75,7 @@ def first_order(model: nn.Module, x: dict[str, Tensor], pattern: str) -> Tensor:
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(mask: str, need_weights: bool, covariance: Any) -> None:
-    torch.manual_seed(0)
-    fixed = {k: v for k, v in MASKS[mask].items() if k != "key_padding_mask"}
-    x = {"x": X} | {k: v for k, v in MASKS[mask].items() if k == "key_padding_mask"}
-    model = made(SelfAttention(need_weights, fixed))
+    model, x = masked(mask, need_weights)
     with torch.no_grad():
         expected = model(**x)
     net = pg.streamline(model, small(model), x, covariance=covariance)
@@ -78,10 +87,7 @@ def test_masks(mask: str, need_weights: bool, covariance: Any) -> None:
 
 @pytest.mark.parametrize("mask", ["none", "boolean and padding"])
 def test_full_covariance_of_the_output_projection_is_exact(mask: str) -> None:
-    torch.manual_seed(0)
-    fixed = {k: v for k, v in MASKS[mask].items() if k != "key_padding_mask"}
-    x = {"x": X} | {k: v for k, v in MASKS[mask].items() if k == "key_padding_mask"}
-    model = made(SelfAttention(False, fixed))
+    model, x = masked(mask, False)
     g = pg.streamline(model, small(model, "*out_proj*"), x, covariance="full")(**x)
     torch.testing.assert_close(g.variance, first_order(model, x, "*out_proj*"), rtol=1e-6, atol=0)
 
@@ -111,12 +117,17 @@ class Cross(nn.Module):
         return self.attention(x, memory, memory, average_attn_weights=False)
 
 
+@cache
+def cross(width: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    model = made(Cross(**({} if width == E else {"kdim": width, "vdim": width})))
+    return model, (X, torch.randn(B, 7, width, dtype=F64))
+
+
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 @pytest.mark.parametrize("width", [E, 6])
 def test_cross_attention_and_its_weights(width: int, covariance: Any) -> None:
-    torch.manual_seed(0)
-    model = made(Cross(**({} if width == E else {"kdim": width, "vdim": width})))
-    x = (X, torch.randn(B, 7, width, dtype=F64))
+    model, x = cross(width)
     found = pg.streamline(model, small(model, "*out_proj*"), x, covariance=covariance)(*x)
     for g, expected in zip(found, model(*x), strict=True):
         torch.testing.assert_close(g.mean, expected.detach())
@@ -137,12 +148,17 @@ def test_time_before_batch_is_left_alone() -> None:
     torch.testing.assert_close(pg.streamline(model, small(model), X)(X).mean, model(X).detach())
 
 
+@cache
+def encoder(norm_first: bool) -> nn.Module:
+    torch.manual_seed(0)
+    block = nn.TransformerEncoderLayer(E, HEADS, 16, batch_first=True, norm_first=norm_first)
+    return made(nn.TransformerEncoder(block, 2, enable_nested_tensor=False))
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 def test_encoder(covariance: Any, norm_first: bool) -> None:
-    torch.manual_seed(0)
-    block = nn.TransformerEncoderLayer(E, HEADS, 16, batch_first=True, norm_first=norm_first)
-    model = made(nn.TransformerEncoder(block, 2, enable_nested_tensor=False))
+    model = encoder(norm_first)
     net = pg.streamline(model, small(model), X, covariance=covariance)
     for x in (X, X[:1]):
         g = net(x)
