@@ -4,8 +4,8 @@
 
 with `Λ_n = Σ_c s_nc s_ncᵀ` the Hessian of the loss of sample `n` in its outputs (the rest is in gradients.py). Each
 class (one is in kfac.py) holds one structure: `add` takes a batch, `merge` sums over processes that share the data,
-`eigenvalues` serves the choice of the prior (`log_det` that of one for each layer), `posterior` adds the prior and
-inverts. Sums are kept in double precision.
+`unlearnt` names parameters with `H = 0`, `eigenvalues` serves the choice of the prior (`log_det` that of one for each
+layer), `posterior` adds the prior and inverts. Sums are kept in double precision.
 """
 
 from __future__ import annotations
@@ -70,6 +70,10 @@ class DiagonalCurvature:
         """Sum over all ranks."""
         self._padding = set().union(*ranks.gather(self._padding))
         ranks.add(*self._sums.values())
+
+    @property
+    def unlearnt(self) -> list[str]:
+        return [n for n, s in self._sums.items() if not s.any()]
 
     def eigenvalues(self) -> np.ndarray:
         return torch.cat([s.flatten() for s in self._sums.values()]).cpu().numpy()
@@ -137,16 +141,28 @@ class FullCurvature:
         ranks.add(*(self._rows if self._matrix is None else [self._matrix]))
 
     @cached_property
+    def _learnt(self) -> Tensor:
+        """Which parameters the data say something about, `[P]`."""
+        if self._matrix is not None:
+            return self._matrix.diagonal() != 0
+        found = torch.zeros(self._size, dtype=torch.bool, device=self._first.device)
+        return torch.stack([found, *(rows.any(0) for rows in self._rows)]).any(0)
+
+    @property
+    def unlearnt(self) -> list[str]:
+        return [n for n, learnt in self._by_name(self._learnt).items() if not learnt.any()]
+
+    def _by_name(self, vector: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.names, vector.split([self.forward.size(n) for n in self.names]), strict=True))
+
+    @cached_property
     def _fixed(self) -> Tensor:
         """Which parameters are not random, `[P]`: rows of padding that nothing was learnt about."""
         found = torch.zeros(self._size, dtype=torch.bool, device=self._first.device)
-        by_name = dict(zip(self.names, found.split([self.forward.size(n) for n in self.names]), strict=True))
+        by_name = self._by_name(found)
         for name, row in self._padding:
             by_name[name].view(self.forward.parameters[name].shape)[row] = True
-        if found.any():
-            seen = [rows.square().sum(0) for rows in self._rows] if self._matrix is None else [self._matrix.diagonal()]
-            found &= sum(seen) == 0
-        return found
+        return found & ~self._learnt
 
     @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:
