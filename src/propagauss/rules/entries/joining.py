@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ def joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     sizes = [t.shape[dim] for t in parts]
     behind = [0, 0] * (parts[0].dim() - 1 - dim % parts[0].dim()) if parts else []
     padded = [aten.constant_pad_nd(t, [*behind, sum(sizes[:i]), sum(sizes[i + 1 :])], 0) for i, t in enumerate(parts)]
-    return sum(padded[1:], padded[0]) if parts else torch.cat(list(tensors), dim)
+    return functools.reduce(torch.add, padded) if parts else torch.cat(list(tensors), dim)
 
 
 # what is vectorised over the rows of a covariance in place of the op
