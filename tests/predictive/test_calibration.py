@@ -341,6 +341,23 @@ def test_temperature_against_a_grid():
     assert scaled.temperature == pytest.approx(min(values, key=lambda t: values[t]), rel=0.05)
 
 
+@pytest.mark.filterwarnings("ignore:the temperature is at the end")
+def test_temperatures_skip_the_labels_and_end_at_the_bounds_of_calibrate():
+    torch.manual_seed(0)
+    model, x = nn.Linear(5, 3), torch.randn(40, 5)
+    y = torch.multinomial((model(x) / 2.5).softmax(-1), 1).squeeze(1)
+    skipped = torch.where(torch.arange(40) % 4 == 0, -100, y)
+    some, few = TemperatureScaling(model).fit(loader(x, skipped)), skipped != -100
+    assert some.fit_report is not None and some.fit_report.points == 30
+    assert some.temperature == pytest.approx(TemperatureScaling(model).fit(loader(x[few], y[few])).temperature)
+    sure = model(x).argmax(-1)  # the colder, the better
+    calibrated = Classifier(MAP(model)).calibrate(loader(x, sure), progress=False)
+    cold = TemperatureScaling(model).fit(loader(x, sure))
+    assert cold.temperature == pytest.approx(float(calibrated.temperature)) and cold.fit_report.at_bound
+    with pytest.raises(InputError, match="all labels are -100"):
+        TemperatureScaling(model).fit(loader(x, torch.full_like(y, -100)))
+
+
 def test_temperature_errors():
     with pytest.raises(InputError, match="positive"):
         TemperatureScaling(nn.Linear(2, 2), temperature=0.0)

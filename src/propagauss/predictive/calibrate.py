@@ -46,19 +46,15 @@ T = TypeVar("T", bound=Likelihood)
 class Calibration(FitReport):
     """What `calibrate` did, and why: `after` is the largest scale that the data allow."""
 
+    bounds: tuple[float, float] = (LOWEST, HIGHEST)
     tolerance: float = TOLERANCE
     best: float = 1.0  # the scale of least NLPD
     nlpd_best: float = math.nan
     nlpd_plain: float = math.nan  # with the latent variance scaled away
     error: float = 0.0  # standard error of the difference in NLPD between `after` and `best`, paired over points
-    bounds: tuple[float, float] = (LOWEST, HIGHEST)
     undetermined: bool = False  # whether one of the likelihood's own numbers is at the end of its range
     is_plain: bool = False  # whether predictions are those without any latent variance
     lacking: str = ""  # what the data lack, so that nothing was fitted
-
-    @property
-    def at_bound(self) -> bool:
-        return any(abs(math.log(self.after / bound)) < 1e-3 for bound in self.bounds)
 
     @property
     def is_narrow(self) -> bool:
@@ -122,12 +118,12 @@ def calibrated(
         chosen.nlpd,
         held.points,
         own,
+        (LOWEST, highest or HIGHEST),
         tolerance,
         best.scale,
         best.nlpd,
         plain.nlpd,
         paired(chosen.losses, best.losses)[1],
-        (LOWEST, highest or HIGHEST),
         trials.is_at_end(chosen),
         highest is not None and (chosen.losses - plain.losses).square().mean().sqrt().item() < ALIKE,
     )

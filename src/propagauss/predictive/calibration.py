@@ -20,9 +20,10 @@ from torch.utils import _pytree as pytree
 from propagauss.checks import flag
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, as_tensor, batches, call, check_labels, device_of, explained, taken_by
+from propagauss.inputs import as_latent, as_tensor, batches, call, device_of, explained, taken_by
 from propagauss.likelihoods.base import Free, Held, Likelihood, Moments
-from propagauss.likelihoods.categorical import pick
+from propagauss.likelihoods.categorical import CategoricalLikelihood
+from propagauss.likelihoods.temperature import TEMPERATURES, Tempered, gaps
 
 BOUNDS = (1e-6, 1e6)
 TOGETHER = 2**18  # variances or covariances in one batch of cached latents
@@ -39,6 +40,7 @@ class FitReport:
     nlpd_after: float
     points: int
     own: Mapping[str, Tensor] = field(default_factory=dict)  # of the likelihood, fitted together with the scale
+    bounds: tuple[float, float] = BOUNDS  # of the number
 
     @property
     def noise(self) -> Tensor | None:
@@ -48,7 +50,7 @@ class FitReport:
     @property
     def at_bound(self) -> bool:
         """Whether the best value is at the end of the range, where the NLPD would still fall a little."""
-        return any(abs(math.log(self.after / bound)) < 1e-3 for bound in BOUNDS)
+        return any(abs(math.log(self.after / bound)) < 1e-3 for bound in self.bounds)
 
     def __str__(self) -> str:
         text = f"{self.name} {self.before:.4g} -> {self.after:.4g}"
@@ -102,9 +104,13 @@ class HeldOut(NamedTuple):
     @staticmethod
     def of(batches: list[Held], likelihood: Likelihood, dtype: torch.dtype) -> HeldOut:
         points, targets = (sum(count(y) for _, y in batches) for count in (likelihood.points, likelihood.count))
-        if not targets:
-            raise InputError("no target of the loader counts, all labels are -100: give data with labels")
+        require_targets(targets)
         return HeldOut(batches, points, targets, dtype)
+
+
+def require_targets(count: int) -> None:
+    if not count:
+        raise InputError("no target of the loader counts, all labels are -100: give data with labels")
 
 
 def cache(net: Any, loader: Iterable[Any], likelihood: Likelihood, progress: bool) -> HeldOut:
@@ -171,18 +177,24 @@ def _fit_together(nlpd: Callable[[Tensor, Tensor], Tensor], free: Free, start: f
 
 
 def fit_temperature(model: Any, loader: Iterable[Any], start: float, progress: bool = True) -> FitReport:
-    """`argmin_T mean -log softmax(logits / T)[y]`; `model` maps inputs to logits."""
-    cached = []
+    """`argmin_T mean -log softmax(logits / T)[y]`; `model` maps inputs to logits `[..., C]`."""
+    likelihood, cached, points = CategoricalLikelihood(class_dim=-1), [], 0
     for x, y in batches(loader, taken_by(model), device_of(model), "caching logits" if progress else None):
         with torch.no_grad(), explained(model, x):
             logits = _finite(as_tensor(call(model, x)))
-        cached.append((_double(logits), check_labels(y, logits.shape[:-1], logits.shape[-1]).cpu()))
-    points = sum(labels.numel() for _, labels in cached)
+        labels = likelihood.targets(y.to(logits.device), logits.shape).cpu()
+        cached.append(gaps(_double(logits).log_softmax(-1), labels, labels != likelihood.ignore_index))
+        points += likelihood.count(labels)
+    require_targets(points)
+    tempered = Tempered(cached)
 
-    def nlpd(temperature: float) -> float:
-        return sum(pick((logits / temperature).log_softmax(-1), y).sum().item() for logits, y in cached) / points
+    def nlpd(temperature: Tensor) -> float:
+        return -sum(each.sum().item() for each in tempered.densities(temperature)) / points
 
-    return _report("temperature", nlpd, start, points)
+    before = torch.tensor(start, dtype=torch.float64)
+    best = tempered.best([before], TEMPERATURES, points)
+    bounds = math.exp(TEMPERATURES[0]), math.exp(TEMPERATURES[1])
+    return FitReport("temperature", start, best.item(), nlpd(before), nlpd(best), points, bounds=bounds)
 
 
 # -- shared
