@@ -27,7 +27,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from propagauss.likelihoods.base import Free, Likelihood
-from propagauss.predictive.calibration import FitReport, HeldOut, cache, highest_scale, minimise_together
+from propagauss.predictive.calibration.held_out import FitReport, HeldOut, cache, highest_scale, minimise_together
 
 TOLERANCE = 1.0
 LOWEST, HIGHEST = 1e-30, 1e30
