@@ -14,7 +14,7 @@ from experiments.report import html
 from experiments.tasks.calibration import TITLES
 from experiments.uci.summary import summaries
 from propagauss.demo.report import plots
-from propagauss.predictive.calibrate import TOLERANCE
+from propagauss.predictive.calibration import TOLERANCE
 
 WIDTH, HEIGHT, MOST = 4.4, 3.0, 3
 Records = Mapping[str, Record]  # by "EXPERIMENT/UNIT"

@@ -23,8 +23,7 @@ from propagauss.gaussian import Gaussian
 from propagauss.likelihoods.categorical import CategoricalLikelihood
 from propagauss.posteriors import Posterior
 from propagauss.predictive.baselines import TemperatureScaling
-from propagauss.predictive.calibrate import TOLERANCE, calibrated
-from propagauss.predictive.calibration import held_out, latents
+from propagauss.predictive.calibration import TOLERANCE, calibrated, held_out, latents
 
 LINK = "mean_field"  # for every Gaussian, so that engines are compared and not links
 PLAIN, TEMPERATURE, ENSEMBLE = "plain model", "temperature scaling", "deep ensemble of 5"

@@ -21,8 +21,7 @@ from propagauss.engines.linearise import linearise
 from propagauss.engines.streamline import streamline
 from propagauss.gaussian import Gaussian
 from propagauss.likelihoods.categorical import CategoricalLikelihood
-from propagauss.predictive.calibrate import TOLERANCE, calibrated, paired
-from propagauss.predictive.calibration import held_out, latents
+from propagauss.predictive.calibration import TOLERANCE, calibrated, held_out, latents, paired
 
 TOLERANCES = (0.0, 0.5, 1.0, 2.0)
 UNITS: tuple[tuple[Kind, str], ...] = (

@@ -16,8 +16,7 @@ from experiments.valla.networks import laplace, settings, trained
 from propagauss.gaussian import Gaussian
 from propagauss.likelihoods.categorical import CategoricalLikelihood
 from propagauss.metrics import predictive_entropy
-from propagauss.predictive.calibrate import TOLERANCE, Trials, calibrated, paired
-from propagauss.predictive.calibration import held_out
+from propagauss.predictive.calibration import TOLERANCE, Trials, calibrated, held_out, paired
 
 NAME, OTHER = "fashion_mnist", "mnist"
 HOW: dict[str, dict[str, Any]] = {

@@ -22,8 +22,7 @@ from experiments.uses.use import Batches, Kind, Use
 from propagauss import metrics
 from propagauss.inputs import batches, taken_by
 from propagauss.likelihoods.registry import as_likelihood
-from propagauss.predictive.calibrate import paired
-from propagauss.predictive.calibration import cache
+from propagauss.predictive.calibration import cache, paired
 from propagauss.predictive.predictor import Predictor
 from propagauss.tuning.predictors import predictor, with_class_dim
 

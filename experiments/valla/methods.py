@@ -31,8 +31,16 @@ from propagauss.likelihoods.information import information
 from propagauss.metrics import predictive_entropy
 from propagauss.posteriors import Posterior
 from propagauss.posteriors.precision import with_prior_precision
-from propagauss.predictive.calibrate import TOLERANCE, Trials, calibrated, paired
-from propagauss.predictive.calibration import HeldOut, held_out, latents, minimise
+from propagauss.predictive.calibration import (
+    TOLERANCE,
+    HeldOut,
+    Trials,
+    calibrated,
+    held_out,
+    latents,
+    minimise,
+    paired,
+)
 
 PRIORS = {"full": [10 ** (k / 2) for k in range(-2, 6)], "quick": [1.0, 10.0]}  # times that of the marginal likelihood
 SIZE = 1000  # images in a batch

@@ -29,7 +29,7 @@ from experiments.valla.methods import (
 from experiments.valla.networks import POSTERIORS, Trained, settings, trained
 from experiments.valla.report import section
 from experiments.valla.ways import CALIBRATIONS, ML, ROTATED, Way
-from propagauss.predictive.calibrate import TOLERANCE
+from propagauss.predictive.calibration import TOLERANCE
 
 SETS = ("mnist", "fashion_mnist")
 OTHER = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}

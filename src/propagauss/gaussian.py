@@ -188,7 +188,7 @@ class Gaussian:
 
     def expanded(self, shape: torch.Size) -> Gaussian:
         """Broadcast to `shape`; copies of an entry are the same random number, so they stay fully correlated."""
-        if self.mean.shape == shape:
+        if self.mean.dim() == len(shape) and self.mean.shape == shape:  # an open batch is not to be compared with 2
             return self
         return self.with_stored(self.mean.expand(shape), self.kind.expanded(self, shape))
 

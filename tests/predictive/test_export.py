@@ -90,6 +90,42 @@ def test_classifier(link: Any, covariance: Any, tmp_path: Path) -> None:
     assert set(tmp_path.iterdir()) == set(files.values())
 
 
+class Words(nn.Module):
+    """What a transformer has of its own: words, a token of the class before them, and a residual sum around `addmm`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.first = nn.Embedding(5, 2), nn.Parameter(torch.randn(1, 1, 2))
+        self.norm, self.inner, self.head = nn.LayerNorm(2), nn.Linear(2, 2), nn.Linear(2, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = torch.cat([self.first.expand(ids.shape[0], -1, -1), self.table(ids)], 1)
+        inner = torch.addmm(self.inner.bias, self.norm(h).view(-1, 2), self.inner.weight)
+        return self.head((h + inner.view(h.shape)).mean(1))
+
+
+def words() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Words().eval(), torch.randint(5, (4, 2))
+
+
+def patches() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 2, 2, stride=2), nn.Flatten(), nn.Linear(8, 3)).eval(), torch.randn(4, 1, 4, 4)
+
+
+@pytest.mark.parametrize("make", [words, patches])
+def test_pieces_of_transformers_with_a_full_covariance(make: Any, tmp_path: Path) -> None:
+    model, x = make()
+    classifier = pg.Classifier(pg.streamline(model, posterior(model), x[:2], covariance="full"))
+    for ending, path in both_files(classifier, tmp_path, covariance=True).items():
+        run = RUN[ending](path)
+        for batch in (x[:1], x):
+            found, latent = run(batch), classifier.latent(batch)
+            assert_same(found["mean"], latent.mean)
+            assert_same(found["covariance"], latent.covariance)
+
+
 def test_regressor(tmp_path: Path) -> None:
     model, x = mlp(2)
     regressor = pg.Regressor(pg.streamline(model, posterior(model), x), noise=torch.tensor([0.1, 0.2]), scale=2.0)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import propagauss as pg
 from propagauss.demo.data import Split, diabetes, digits
 from propagauss.likelihoods import CategoricalLikelihood
-from propagauss.predictive.calibrate import paired
+from propagauss.predictive.calibration import paired
 from propagauss.predictive.predictor import Predictor
 from propagauss.tuning import judge as judging
 from propagauss.tuning.candidates import Candidate

@@ -15,10 +15,10 @@ from propagauss.engines.arguments import as_source, bound, check_example, fitted
 from propagauss.errors import UnsupportedOpError
 from propagauss.inputs import explained
 from propagauss.network.linearised import Linearised
-from propagauss.passes.backwards.apart import check_samples_apart
 from propagauss.passes.backwards.choice import checked, choose
 from propagauss.passes.backwards.direction import check_one_direction
 from propagauss.passes.backwards.narrow import read_before_last_layer
+from propagauss.passes.backwards.samples.apart import check_samples_apart
 from propagauss.passes.backwards.sweep import Sweep
 from propagauss.passes.early_selection import select_early
 from propagauss.passes.recognise import recognise

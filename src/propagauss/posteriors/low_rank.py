@@ -168,7 +168,8 @@ class LowRankNoise(Noise):
         total = self.own.covariance(left, right, c) + here.mT @ there
         if c is None or self.weight is None:
             return total
-        return total + torch.einsum("koi,...ij,kpj->...op", self.weight, c, self.weight)
+        half = torch.einsum("koi,...ij->...koj", self.weight, c)
+        return total + torch.einsum("...koj,kpj->...op", half, self.weight)
 
     def _moved(self, m: Tensor) -> Tensor:
         """`D_k m + d_k`: `[..., in] -> [..., K, out]`"""

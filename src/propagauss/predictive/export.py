@@ -153,6 +153,7 @@ def _exported(
                 copies = tuple(x.clone() for x in example)  # a failed try leaves marks on them
                 program = torch.export.export(module, copies, dynamic_shapes=dynamic, strict=False)
                 _check_constants(program)
+                _drop_assertions(program)
                 return program
         except PropagaussError:
             raise
@@ -175,6 +176,13 @@ def _check_constants(program: ExportedProgram) -> None:
     for value in program.constants.values():
         if isinstance(value, Tensor):
             value.untyped_storage()
+
+
+def _drop_assertions(program: ExportedProgram) -> None:
+    """What PyTorch says of the types of casts, which hold by themselves: ONNX cannot have them under vmap (2.13)."""
+    for node in program.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
+        program.graph.erase_node(node)
+    program.graph_module.recompile()
 
 
 class _ScalarOps(TorchFunctionMode):

@@ -20,8 +20,7 @@ from propagauss.gaussian import Gaussian
 from propagauss.inputs import as_latent, as_net, call, device_of, dtype_of, input_batches, taken_by
 from propagauss.likelihoods import LIKELIHOODS, Decomposition, Likelihood
 from propagauss.network.unpickled import Unpickled
-from propagauss.predictive.calibrate import TOLERANCE, calibrate
-from propagauss.predictive.calibration import FitReport, check_finite, fit_scale
+from propagauss.predictive.calibration import TOLERANCE, FitReport, calibrate, check_finite, fit_scale
 from propagauss.predictive.export import export, save
 from propagauss.predictive.predictions import Predictions
 

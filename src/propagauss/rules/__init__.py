@@ -2,7 +2,7 @@
 
 from propagauss.rules import known_ops
 from propagauss.rules.elementwise import activation, arithmetic, moments
-from propagauss.rules.entries import fixed, ordering, scatter, shape
+from propagauss.rules.entries import fixed, joining, ordering, scatter, shape
 from propagauss.rules.images import convolution, pooling, sampling
 from propagauss.rules.matrices import attention, contractions, distances, linear, products, weights
 from propagauss.rules.statistics import normalisation, reductions, row_norm
@@ -26,6 +26,7 @@ __all__ = [
     "convolution",
     "distances",
     "fixed",
+    "joining",
     "known_ops",
     "linear",
     "moments",

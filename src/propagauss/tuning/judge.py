@@ -18,8 +18,7 @@ from propagauss.gaussian import Gaussian
 from propagauss.likelihoods.base import Held, Likelihood, Moments
 from propagauss.likelihoods.categorical import IGNORED, CategoricalLikelihood
 from propagauss.predictive import metrics
-from propagauss.predictive.calibrate import COARSE, TOLERANCE, calibrated
-from propagauss.predictive.calibration import HeldOut, held_out
+from propagauss.predictive.calibration import COARSE, TOLERANCE, HeldOut, calibrated, held_out
 
 FOLDS = 5
 CLASSES = ("classification", "binary")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from propagauss.checks import new_file
-from propagauss.predictive.calibrate import paired
+from propagauss.predictive.calibration import paired
 from propagauss.tuning.rows import HEAD, Entry, Row, cells_of
 
 TIED = 2.0  # standard errors above the least NLPD that the data do not tell from it

@@ -32,10 +32,25 @@ class Branching(nn.Module):
         return self.head(torch.tanh(self.left(x) * self.scale if len(x) % 2 else self.right(x)))
 
 
+class Untrained(nn.Module):
+    """What no gradient reaches: a row of padding (2), and a layer behind no_grad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.features = nn.Parameter(torch.randn(3, 4)), nn.Linear(3, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = self.features(x)
+        words = nn.functional.embedding(x.sign().long() + 1, self.table, padding_idx=2)
+        return self.head(torch.tanh(features + words.mean(1)))
+
+
 def network(kind: str, outputs: int, dtype: torch.dtype = torch.float64) -> nn.Module:
     torch.manual_seed(0)
-    if kind == "branches":
-        return Branching().to(dtype).eval()
+    if kind in ("branches", "untrained"):
+        return (Branching() if kind == "branches" else Untrained()).to(dtype).eval()
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, outputs)).to(dtype).eval()
 
 
@@ -59,6 +74,9 @@ CASES: dict[str, tuple[str, str, str, int, dict[str, Any]]] = {
     for first in (7, POINTS, 0)
 } | {
     "branches": ("branches", "classification", "kronecker", 5, {}),
+    "untrained, diagonal": ("untrained", "classification", "diagonal", 0, {}),
+    "untrained, kronecker": ("untrained", "classification", "kronecker", 0, {}),
+    "untrained, full": ("untrained", "classification", "full", 0, {}),
     "chosen prior": ("mlp", "regression", "full", 7, {"prior_precision": "marginal_likelihood"}),
     "chosen noise": ("mlp", "regression", "kronecker", 4, {"noise": "marginal_likelihood"}),
     "single precision, diagonal": ("mlp", "classification", "diagonal", 7, {"dtype": torch.float32}),
@@ -74,10 +92,18 @@ def fit(name: str, rank: int | None) -> Posterior:
     dtype = options.pop("dtype", torch.float64)
     x, y = data(likelihood, dtype)
     model = network(kind, 3 if likelihood == "classification" else 1, dtype)
-    size = 2 if kind == "mlp" else 6
+    size = 6 if kind == "branches" else 2
     parts = [batches(x[:first], y[:first], size), batches(x[first:], y[first:], size)]
     mine = parts[0] + parts[1] if rank is None else parts[rank]
     return fit_laplace(model, mine, likelihood, structure, distributed=rank is not None, **options)  # type: ignore[arg-type]
+
+
+def warned(name: str, rank: int | None) -> tuple[Posterior, list[str]]:
+    """A case, and what it says of parameters that it learnt nothing about."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        posterior = fit(name, rank)
+    return posterior, [str(w.message) for w in found if "say nothing" in str(w.message)]
 
 
 def other_weights(rank: int) -> None:
@@ -146,7 +172,9 @@ def work(rank: int, folder: str) -> None:
             failure(rank)
         except InputError as error:
             messages[failure.__name__] = str(error)
-    path.joinpath(f"{rank}.json").write_text(json.dumps(messages))
+    said: dict[str, list[str]] = {}
     for name in CASES:
-        fit(name, rank).save(path / f"{name} on {rank}.safetensors")
+        posterior, said[name] = warned(name, rank)
+        posterior.save(path / f"{name} on {rank}.safetensors")
+    path.joinpath(f"{rank}.json").write_text(json.dumps(messages | said))
     dist.destroy_process_group()

@@ -1,9 +1,12 @@
 """Rows of embeddings that stand for padding: training leaves them as they are, so a fitted posterior does too."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
+from torch.nn import functional as F
 
 import propagauss as pg
 
@@ -21,6 +24,29 @@ class Words(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.table(ids).mean(1).tanh())
+
+
+class Called(Words):
+    """The row is named in the call, and by no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table.padding_idx = None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(F.embedding(ids, self.table.weight, padding_idx=-4).mean(1).tanh())
+
+
+class Bag(Called):
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(F.embedding_bag(ids, self.table.weight, padding_idx=2).tanh())
+
+
+class Single(Called):
+    """One token of each text, as a lookup of `[B]`."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(F.embedding(ids[:, 0], self.table.weight, 2).tanh())
 
 
 def words(tied: bool = False) -> nn.Module:
@@ -62,6 +88,17 @@ def test_padding_is_not_random(structure: str, per_layer: bool, count: int) -> N
         h = (seen.mT @ (torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)) @ seen).sum(0)
         h = h if structure == "full" else h.diagonal().diag()
         torch.testing.assert_close(found, j @ torch.linalg.inv(h + 0.7 * torch.eye(len(h), dtype=F64)) @ j.mT)
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "full"])
+@pytest.mark.parametrize("kind", [Called, Bag, Single])
+def test_a_row_that_only_the_call_names_is_not_random(kind: type[Called], structure: str) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a row says nothing about the table
+        posterior = pg.fit_laplace(kind().to(F64).eval(), [texts(20)], structure=structure, prior_precision=0.7)  # type: ignore[arg-type]
+    variance = posterior.variance("table.weight")
+    assert (variance[2] == 0).all() and (variance[[0, 1, 3, 4, 5]] > 0).all()
 
 
 def test_draws_leave_it_as_it_is() -> None:

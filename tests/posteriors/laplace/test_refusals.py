@@ -133,7 +133,8 @@ class Unused(nn.Module):
 @pytest.mark.filterwarnings("ignore:torch.vmap cannot run")
 def test_a_parameter_without_effect_keeps_its_prior():
     data = loader(torch.randn(6, 2, 4), targets("classification"))
-    posterior = fit_laplace(Unused().eval(), data, prior_precision=2.0, parameters="spare")
+    with pytest.warns(UserWarning, match="say nothing about spare: .* leave them out with parameters="):
+        posterior = fit_laplace(Unused().eval(), data, prior_precision=2.0, parameters="spare")
     torch.testing.assert_close(posterior.variance("spare"), torch.full((2,), 0.5))
     with pytest.warns(UserWarning, match="spare, which stay"):
         fit_laplace(Unused().eval(), data, structure="kronecker", parameters=["spare", "body.head.*"])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from propagauss.nodes import hint, is_transpose
-from propagauss.passes.backwards.samples import PLAIN, Axis, fronted
+from propagauss.passes.backwards.samples.axes import PLAIN, Axis, fronted
 from propagauss.rules.adjoints.images import CONVOLUTIONS, patches, settings
 from propagauss.rules.adjoints.shifts import Geometry
 

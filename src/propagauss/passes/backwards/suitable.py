@@ -9,7 +9,7 @@ from torch import fx
 
 from propagauss.errors import InputError, UnsupportedOpError
 from propagauss.nodes import A_NUMBER, hint, makes_number, module_path, nodes_in, op_name, reached
-from propagauss.passes.backwards.samples import PLAIN, Axis
+from propagauss.passes.backwards.samples.axes import PLAIN, Axis
 from propagauss.rules.registry import Signature
 from propagauss.tracing.trace import Traced
 

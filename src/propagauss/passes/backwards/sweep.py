@@ -30,9 +30,9 @@ from propagauss.nodes import (
 from propagauss.passes.backwards.arguments import has_complex, has_derivative, is_several, paths, value_type
 from propagauss.passes.backwards.choice import Choice, ChosenRows, Seeds
 from propagauss.passes.backwards.layers import at_positions, behind, layer, on_patches
-from propagauss.passes.backwards.layout import observed
 from propagauss.passes.backwards.results import of_input, seed, seed_unless_whole, weight_rows
-from propagauss.passes.backwards.samples import PLAIN, apart, axes, fronted
+from propagauss.passes.backwards.samples.axes import PLAIN, apart, axes, fronted
+from propagauss.passes.backwards.samples.layout import observed
 from propagauss.passes.backwards.shortcuts.averages import factor_averages
 from propagauss.passes.backwards.shortcuts.gates import move_gates
 from propagauss.passes.backwards.shortcuts.images import read_images, tile_adjoints

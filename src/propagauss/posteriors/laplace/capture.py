@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
-from propagauss.posteriors.laplace.spots import Reading, Spot, read
+from propagauss.posteriors.laplace.spots import Reading, Spot, padding, read
 
 
 @dataclass
@@ -78,6 +78,7 @@ class Capture(TorchFunctionMode):
         spots: other ops that use them, and whose per-sample gradients are known (spots.py).
         others: chosen parameters that also take part in anything else than linear maps.
         unread: those of them for which some op is not among the spots.
+        padding: tables of embeddings among them, each with a row that stands for padding.
     """
 
     names: Mapping[int, str]
@@ -86,6 +87,7 @@ class Capture(TorchFunctionMode):
     spots: list[Spot] = field(default_factory=list)
     others: set[str] = field(default_factory=set)
     unread: set[str] = field(default_factory=set)
+    padding: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -99,6 +101,9 @@ class Capture(TorchFunctionMode):
         touched = [self.names[id(t)] for t in pytree.tree_leaves((args, kwargs)) if id(t) in self.names]
         if not touched or not any(isinstance(t, Tensor) for t in pytree.tree_leaves(result)):
             return result
+        padded = padding(func, args, kwargs)
+        if padded is not None and id(padded[0]) in self.names:
+            self.padding.add((self.names[id(padded[0])], padded[1]))
         reader = _READERS.get(func)
         layer = reader(*args, **kwargs) if reader else None
         if layer is None:

@@ -4,8 +4,8 @@
 
 with `Λ_n = Σ_c s_nc s_ncᵀ` the Hessian of the loss of sample `n` in its outputs (the rest is in gradients.py). Each
 class (one is in kfac.py) holds one structure: `add` takes a batch, `merge` sums over processes that share the data,
-`eigenvalues` serves the choice of the prior (`log_det` that of one for each layer), `posterior` adds the prior and
-inverts. Sums are kept in double precision.
+`unlearnt` names parameters with `H = 0`, `eigenvalues` serves the choice of the prior (`log_det` that of one for each
+layer), `posterior` adds the prior and inverts. Sums are kept in double precision.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ class DiagonalCurvature:
     def __init__(self, forward: Forward):
         self.forward, self.names = forward, forward.chosen
         self._sums = {n: torch.zeros_like(forward.parameters[n], dtype=torch.float64) for n in self.names}
+        self._padding: set[tuple[str, int]] = set()
 
     def add(self, batch: Batch) -> None:
+        self._padding |= batch.seen.padding
         single = {n: u[0] for n, u in batch.direct.items() if len(u) == 1}
         spots = [u for u in single.values() if isinstance(u, Spot)]
         quick = {n: u for n, u in single.items() if isinstance(u, Use) and u.rows == batch.size}
@@ -66,7 +68,12 @@ class DiagonalCurvature:
 
     def merge(self, ranks: Ranks) -> None:
         """Sum over all ranks."""
+        self._padding = set().union(*ranks.gather(self._padding))
         ranks.add(*self._sums.values())
+
+    @property
+    def unlearnt(self) -> list[str]:
+        return [n for n, s in self._sums.items() if not s.any()]
 
     def eigenvalues(self) -> np.ndarray:
         return torch.cat([s.flatten() for s in self._sums.values()]).cpu().numpy()
@@ -78,7 +85,7 @@ class DiagonalCurvature:
         """`1 / (diag(H) / σ² + δ)`, and 0 for rows of padding that nothing was learnt about."""
         dtype = self.forward.parameters[self.names[0]].dtype
         variances = {n: 1 / (s / noise**2 + of_name(prior_precision, n)) for n, s in self._sums.items()}
-        for name, row in self.forward.padding.items():
+        for name, row in self._padding:
             variances[name][row] *= self._sums[name][row] > 0
         return DiagonalPosterior({n: v.to(dtype) for n, v in variances.items()})
 
@@ -97,8 +104,10 @@ class FullCurvature:
         self._rows: list[Tensor] = []  # each [some, P]
         self._count = 0  # rows seen
         self._matrix: Tensor | None = None  # once the rows are too many
+        self._padding: set[tuple[str, int]] = set()
 
     def add(self, batch: Batch) -> None:
+        self._padding |= batch.seen.padding
         for gradients in per_sample_gradients(batch, list(self.names)):
             self._rows.append(torch.cat([flat(gradients[n], 1) for n in self.names], dim=1))
             self._count += len(self._rows[-1])
@@ -121,7 +130,8 @@ class FullCurvature:
 
     def merge(self, ranks: Ranks) -> None:
         """Sum over all ranks: of the matrices, or of rows with zeros in place of those of other ranks."""
-        counts = ranks.gather(self._count)
+        counts, padding = zip(*ranks.gather((self._count, self._padding)), strict=True)
+        self._padding = set().union(*padding)
         self._settle(sum(counts))
         if self._matrix is None and len(counts) > 1:
             everyone = self._first.new_zeros(sum(counts), self._size)
@@ -131,16 +141,28 @@ class FullCurvature:
         ranks.add(*(self._rows if self._matrix is None else [self._matrix]))
 
     @cached_property
+    def _learnt(self) -> Tensor:
+        """Which parameters the data say something about, `[P]`."""
+        if self._matrix is not None:
+            return self._matrix.diagonal() != 0
+        found = torch.zeros(self._size, dtype=torch.bool, device=self._first.device)
+        return torch.stack([found, *(rows.any(0) for rows in self._rows)]).any(0)
+
+    @property
+    def unlearnt(self) -> list[str]:
+        return [n for n, learnt in self._by_name(self._learnt).items() if not learnt.any()]
+
+    def _by_name(self, vector: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.names, vector.split([self.forward.size(n) for n in self.names]), strict=True))
+
+    @cached_property
     def _fixed(self) -> Tensor:
         """Which parameters are not random, `[P]`: rows of padding that nothing was learnt about."""
         found = torch.zeros(self._size, dtype=torch.bool, device=self._first.device)
-        by_name = dict(zip(self.names, found.split([self.forward.size(n) for n in self.names]), strict=True))
-        for name, row in self.forward.padding.items():
+        by_name = self._by_name(found)
+        for name, row in self._padding:
             by_name[name].view(self.forward.parameters[name].shape)[row] = True
-        if found.any():
-            seen = [rows.square().sum(0) for rows in self._rows] if self._matrix is None else [self._matrix.diagonal()]
-            found &= sum(seen) == 0
-        return found
+        return found & ~self._learnt
 
     @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fnmatch
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -34,6 +33,7 @@ from propagauss.posteriors.laplace.evidence import Evidence
 from propagauss.posteriors.laplace.gradients import Batch, Forward
 from propagauss.posteriors.laplace.layers import LayeredEvidence, Prior, layers_of, warn_of_bounds
 from propagauss.posteriors.laplace.ranks import Ranks, check_parts, fingerprint
+from propagauss.posteriors.laplace.reports import report_deterministic, report_unlearnt
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -81,7 +81,7 @@ def fit_laplace(
             more than 1,024 outputs for each input, as a class for each pixel has them, the curvature is an unbiased
             estimate.
         parameters: glob pattern or patterns of the names to be random, as in `model.named_parameters()`. Those with
-            `requires_grad=False` are left out.
+            `requires_grad=False` are left out; a warning names those that the data say nothing about.
         prior_precision: `δ`, or "marginal_likelihood" to choose it.
         noise: `σ`, or "marginal_likelihood" to choose it; regression only.
         progress: show a progress bar, if the output is a terminal.
@@ -118,7 +118,7 @@ def fit_laplace(
                 raise InputError(
                     "the loader is empty: a Laplace fit needs the training data (an exhausted iterator, perhaps?)"
                 )
-            _report_deterministic(forward.chosen, curvature.names)
+            report_deterministic(forward.chosen, curvature.names)
             squared_norm = sum(forward.parameters[n].double().square().sum().item() for n in curvature.names)
             evidence = Evidence(_eigenvalues(curvature), squared_norm, loss, targets)
             common = evidence.maximise(delta, sigma)
@@ -127,6 +127,7 @@ def fit_laplace(
             )
         chosen = ranks.gather(chosen)[0]
         posterior = curvature.posterior(chosen.prior, chosen.noise).bind(forward.parameters)
+    report_unlearnt([n for n in curvature.unlearnt if posterior.variance(n).any()])
     posterior.fitted_on = weights_of(forward.parameters)
     posterior.details = chosen.precisions | ({"noise": chosen.noise} if named.noisy else {})
     posterior.details["log_marginal_likelihood"] = chosen.log_marginal_likelihood
@@ -210,19 +211,6 @@ def _select(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
     if len({known[n].dtype for n in chosen}) > 1:
         raise InputError(f"the chosen parameters have mixed dtypes: { {str(known[n].dtype) for n in chosen} }")
     return tuple(chosen)
-
-
-def _report_deterministic(chosen: tuple[str, ...], fitted: tuple[str, ...]) -> None:
-    left = [n for n in chosen if n not in fitted]
-    if not left:
-        return
-    reason = "Kronecker factors exist only for weights and biases of linear layers and convolutions; not for "
-    if not fitted:
-        raise InputError(f"{reason}{', '.join(left)}: use structure='diagonal' or 'full'")
-    warnings.warn(
-        f"{reason}{', '.join(left)}, which stay deterministic (structure='diagonal' and 'full' have no such limit)",
-        stacklevel=3,
-    )
 
 
 # -- the data

@@ -36,7 +36,6 @@ class Forward:
     def __init__(self, model: nn.Module, chosen: tuple[str, ...], joined: Callable[[Any], Any] = lambda output: output):
         self.model, self.chosen, self.joined = model, chosen, joined
         self.parameters = {name: p.detach() for name, p in model.named_parameters()}
-        self.padding = _padding(model, chosen)
         self.vectorised = True  # until torch.vmap turns out not to cope with the model
 
     def __call__(self, x: Any, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -59,13 +58,6 @@ class Forward:
 
     def size(self, name: str) -> int:
         return self.parameters[name].numel()
-
-
-def _padding(model: nn.Module, names: tuple[str, ...]) -> dict[str, int]:
-    """By name of a table of embeddings, its row for padding: no gradient reaches it there, so training leaves it."""
-    known = {id(p): n for n, p in model.named_parameters() if n in names}
-    tables = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    return {known[id(m.weight)]: m.padding_idx for m in tables if m.padding_idx is not None and id(m.weight) in known}
 
 
 def _tensor(output: Any) -> Tensor:

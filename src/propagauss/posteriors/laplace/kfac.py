@@ -105,6 +105,10 @@ class KroneckerCurvature:
         a = torch.stack([s.a for s in mine.values() if s.a is not None]).sum(0) / sum(s.rows for s in mine.values())
         return (b, a) if next(iter(mine)).stored == "[out, in]" else (a, b)
 
+    @property
+    def unlearnt(self) -> list[str]:
+        return [name for name in self.names if not all(f.any() for f in self.factors(name))]
+
     @cached_property
     def _eigen(self) -> dict[str, tuple[list[Tensor], Tensor]]:
         """Per name the eigenvectors of the factors, and the eigenvalues of `H` in the shape of the weight."""

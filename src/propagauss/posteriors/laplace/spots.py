@@ -7,6 +7,7 @@ torch function; an op that has none is left to per-sample loops.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -188,3 +189,12 @@ def read(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Reading]:
         return [each for each in reader(*args, **kwargs) if each is not None] if reader else []
     except TypeError:  # a call in an unusual form
         return []
+
+
+def padding(func: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[Tensor, int] | None:
+    """The table of embeddings of a call, and its row for padding: no gradient reaches it, so training leaves it."""
+    if func not in (F.embedding, F.embedding_bag):
+        return None
+    call = inspect.signature(func).bind(*args, **kwargs).arguments
+    row, table = call.get("padding_idx"), call["weight"]
+    return None if row is None else (table, row % len(table))

@@ -149,6 +149,10 @@ def _affine(graph: fx.Graph, node: fx.Node, env: dict[Any, Any], tangents: dict[
     if target in _SUMS:
         first, second = (tangents.get(a) if isinstance(a, fx.Node) else None for a in args[:2])
         return call(_summed, env[node], first, second, _SUMS[target] * kwargs.get("alpha", 1))
+    if target == aten.addmm.default and len(moved) == 1:
+        return graph.call_function(
+            _added_product, (at[0], tangents[moved[0]], env[node], *map_arg(args, env.get)), kwargs
+        )
     if target == aten.rsub.Scalar:
         return call(_negated, tangents[args[0]], args[2] if len(args) > 2 else 1)
     if known.joins:
@@ -171,6 +175,14 @@ def _summed(like: Tensor, first: Tensor | None, second: Tensor | None, factor: f
         total = second if first is None else first + second
     assert total is not None
     return total.to(like.dtype).expand(like.shape)  # of a real term, in a complex sum
+
+
+def _added_product(
+    at: int, t: Tensor, like: Tensor, base: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """Of `β b + α x y`, in the argument `at`."""
+    factor, moved = (beta, t.expand(like.shape)) if at == 0 else (alpha, t @ y if at == 1 else x @ t)
+    return moved if factor == 1 else factor * moved
 
 
 def _negated(t: Tensor, factor: float) -> Tensor:

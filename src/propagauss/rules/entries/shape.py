@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from propagauss.gaussian import Gaussian, common, mean_of
+from propagauss.gaussian import Gaussian, mean_of
 from propagauss.rules.facts import state, stride_free
 from propagauss.rules.registry import Signature, rule
 
@@ -190,48 +190,6 @@ def getitem(x: Any, index: Any) -> Any:
     return x[index]
 
 
-JOINS = [
-    aten.cat.default,
-    aten.concat.default,
-    aten.stack.default,
-]
-
-MORE_JOINS = [
-    aten.concatenate.default,
-    aten.hstack.default,
-    aten.vstack.default,
-    aten.row_stack.default,
-    aten.dstack.default,
-    aten.column_stack.default,
-    aten.block_diag.default,
-]
-
-
-def _columns(tensors: list[Tensor]) -> Tensor:
-    """`column_stack`, which cannot be run on many covariance rows."""
-    return torch.cat([t.reshape(t.numel(), 1) if t.dim() < 2 else t for t in tensors], 1)
-
-
-def _joining(op: Any) -> Callable[..., Gaussian]:
-    inner: Any = _columns if op is aten.column_stack.default else op
-
-    def join(tensors: Sequence[Gaussian | Tensor], *args: Any, **kwargs: Any) -> Gaussian:
-        return _join(lambda each: inner(each, *args, **kwargs), tensors)
-
-    return _named(join, op)
-
-
-for _op in JOINS:
-    rule(_op, note="parts taken as independent", joins=True)(_joining(_op))
-for _op in MORE_JOINS:
-    rule(_op, note="parts taken as independent")(_joining(_op))
-
-
-def _join(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Gaussian | Tensor]) -> Gaussian:
-    mean, kind = join([mean_of(p) for p in parts]), common(parts)
-    return Gaussian.of(kind, mean, kind.joined(mean, join, parts))
-
-
 def _each(op: Any) -> Callable[..., tuple[Gaussian, ...]]:
     """For an op with one result per tensor, which depends on that tensor only."""
 
@@ -313,6 +271,14 @@ state(aten.expand_as.default, aten.view_as.default, aten.reshape_as.default, at_
 state(aten.type_as.default, aten.to.other, at_mean=(1,))
 
 
-@rule(aten.embedding.default, note="exact", linear_in=(0,))
+def looked_up(weight: Tensor, indices: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`embedding`, which cannot be exported where it is vectorised (torch 2.13)."""
+    return weight[indices]
+
+
+state(looked_up, linear_in=(0,))
+
+
+@rule(aten.embedding.default, note="exact", linear_in=(0,), in_pieces=looked_up)
 def embedding(weight: Gaussian, indices: Tensor, *args: Any, **kwargs: Any) -> Gaussian:
-    return weight.mapped(aten.embedding(weight.mean, indices), lambda t: aten.embedding(t, indices))
+    return weight.mapped(aten.embedding(weight.mean, indices), lambda t: looked_up(t, indices))

@@ -73,7 +73,8 @@ class IndependentNoise(nn.Module):
 
     def forward(self, patches: Tensor, c: Tensor | None, index: Tensor) -> Tensor:
         """`patches: [B, L, G, P]`, `c: [B, n, n]`, `index: [L, G, P]`"""
-        noise = torch.einsum("blgp,gop,bmgp->bgolm", patches, self.weight_variance, patches)
+        half = torch.einsum("blgp,gop->bgolp", patches, self.weight_variance)
+        noise = torch.einsum("bgolp,bmgp->bgolm", half, patches)
         if c is not None:
             at = index.transpose(0, 1)
             pairs = F.pad(c, (1, 0, 1, 0))[:, at.unsqueeze(2), at.unsqueeze(1)]  # [B, G, L, L, P]
@@ -115,7 +116,8 @@ class KroneckerPlaces(nn.Module):
         s = torch.einsum("blgq,bmhq->bglqhm", rotated, rotated)
         s = s if c is None else s + self._both_sides(c, patches.shape[1])
         t = torch.einsum("bglqhm,pq->bglhmp", s, self.variance)
-        noise = torch.einsum("bglhmp,gop,hkp->bgolhkm", t, self.left, self.left).flatten(4, 5).flatten(1, 2)
+        half = torch.einsum("bglhmp,gop->bgolhmp", t, self.left)
+        noise = torch.einsum("bgolhmp,hkp->bgolhkm", half, self.left).flatten(4, 5).flatten(1, 2)
         return noise if self.bias is None else noise + self.bias[:, None, :, None]
 
     def _both_sides(self, c: Tensor, places: int) -> Tensor:
@@ -146,7 +148,8 @@ class JointNoise(nn.Module):
 
     def forward(self, patches: Tensor, c: Tensor | None, index: Tensor) -> Tensor:
         """`patches: [B, L, G, P]`, `c: [B, n, n]`, `index: [L, G, P]`"""
-        noise = torch.einsum("blgp,gophkq,bmhq->bgolhkm", patches, self.weight, patches)
+        half = torch.einsum("blgp,gophkq->bgolhkq", patches, self.weight)
+        noise = torch.einsum("bgolhkq,bmhq->bgolhkm", half, patches)
         if c is not None:
             pairs = F.pad(c, (1, 0, 1, 0))[:, index[:, :, :, None, None, None], index]  # [B, L, G, P, L, G, P]
             noise = noise + torch.einsum("blgpmhq,gophkq->bgolhkm", pairs, self.weight)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from propagauss.gaussian import Gaussian
-from propagauss.rules.entries.shape import _join, _named
+from propagauss.rules.entries.joining import concatenated
+from propagauss.rules.entries.shape import _named
 from propagauss.rules.registry import Built, Signature, Site, builder, named, rule
 
 aten = torch.ops.aten
@@ -186,7 +187,7 @@ def diff(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = N
     """`y_i = Σ_j (-1)^(n-j) (n over j) x_{i+j}`, so `var_i = Σ_j (n over j)² v_{i+j}`."""
     if prepend is not None or append is not None:
         ends = [part for part in (prepend, x, append) if part is not None]
-        return diff(_join(lambda parts: torch.cat(parts, dim), ends), n, dim)
+        return diff(concatenated(ends, dim), n, dim)
 
     def squared(v: Tensor) -> Tensor:
         weights = v.new_tensor([math.comb(n, j) ** 2 for j in range(n + 1)])

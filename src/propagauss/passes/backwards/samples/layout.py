@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from propagauss.nodes import is_assertion
-from propagauss.passes.backwards.samples import Axis
+from propagauss.passes.backwards.samples.axes import Axis
 from propagauss.tracing.trace import Traced
 
 TOLERANCE = 1e-3  # of the largest change: the same product may be rounded otherwise

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from predictive.test_calibration import Latent, classification, loader, regression
+from predictive.calibration.test_scale import Latent, classification, loader, regression
 from propagauss import Gaussian, InputError, fit_laplace, streamline
 from propagauss.baselines import MAP, TemperatureScaling
 from propagauss.likelihoods import BernoulliLikelihood, CategoricalLikelihood, PoissonLikelihood
@@ -19,8 +19,7 @@ from propagauss.likelihoods.base import Held
 from propagauss.likelihoods.temperature import TEMPERATURES, Tempered, gaps, minimise_convex
 from propagauss.metrics import nlpd
 from propagauss.predictive.binary import BinaryClassifier
-from propagauss.predictive.calibrate import LOWEST, Calibration, paired
-from propagauss.predictive.calibration import minimise
+from propagauss.predictive.calibration import LOWEST, Calibration, minimise, paired
 from propagauss.predictive.classifier import Classifier
 from propagauss.predictive.predictor import Predictor
 from propagauss.predictive.regressor import Regressor

@@ -1,4 +1,4 @@
-"""The fitted scale, noise and temperature against dense grids and known truths; what loaders may yield."""
+"""The fitted scale and noise against dense grids and known truths; what loaders may yield."""
 
 import math
 
@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from propagauss import Gaussian, InputError
-from propagauss.baselines import MAP, TemperatureScaling
+from propagauss.baselines import MAP
 from propagauss.links import LINKS
 from propagauss.metrics import nlpd
-from propagauss.predictive.calibration import minimise
 from propagauss.predictive.classifier import Classifier
 from propagauss.predictive.regressor import Regressor
 
@@ -58,26 +57,6 @@ def regression(n: int = 4000, outputs: int = 1, scale: float = 3.0, noise=0.5) -
 
 def loader(x: Tensor, y: Tensor, batch: int = 128) -> DataLoader:
     return DataLoader(TensorDataset(x, y), batch)
-
-
-# -- the minimiser
-
-
-def test_minimise_finds_the_lower_of_two_minima():
-    def objective(s: float) -> float:
-        t = math.log(s)
-        return -math.exp(-((t + 8) ** 2)) - 2 * math.exp(-((t - 5) ** 2))
-
-    assert minimise(objective, 1e-3) == pytest.approx(math.exp(5), rel=1e-4)
-
-
-def test_minimise_stays_where_nothing_is_better():
-    assert minimise(lambda s: 1.0, 0.7) == 0.7
-
-
-def test_minimise_at_the_ends():
-    assert minimise(lambda s: s, 1.0) == pytest.approx(1e-6, rel=1e-3)
-    assert minimise(lambda s: -s, 1.0) == pytest.approx(1e6, rel=1e-3)
 
 
 # -- classification
@@ -322,29 +301,3 @@ def test_targets_without_the_output_dimension():
 def test_bad_regression_data(batches, noise, message):
     with pytest.raises(InputError, match=message):
         Regressor(Latent(), noise=noise).fit_scale(batches)
-
-
-# -- temperature
-
-
-def test_temperature_against_a_grid():
-    torch.manual_seed(0)
-    model = nn.Linear(5, 3)
-    x = torch.randn(300, 5)
-    y = torch.multinomial((model(x) / 2.5).softmax(-1), 1).squeeze(1)
-    scaled = TemperatureScaling(model)
-    before = nlpd(scaled(x), y)
-    assert scaled.fit(loader(x, y)) is scaled and scaled.fit_report is not None
-    assert scaled.fit_report.nlpd_before == pytest.approx(before, rel=1e-5)
-    values = {float(t): nlpd((model(x) / t).log_softmax(-1), y) for t in np.logspace(-2, 2, 201)}
-    assert nlpd(scaled(x), y) <= min(values.values()) + 1e-6
-    assert scaled.temperature == pytest.approx(min(values, key=lambda t: values[t]), rel=0.05)
-
-
-def test_temperature_errors():
-    with pytest.raises(InputError, match="positive"):
-        TemperatureScaling(nn.Linear(2, 2), temperature=0.0)
-    with pytest.raises(InputError, match="empty"):
-        TemperatureScaling(nn.Linear(2, 2)).fit([])
-    with pytest.raises(InputError, match="0 to 1"):
-        TemperatureScaling(nn.Linear(2, 2)).fit([(torch.zeros(1, 2), torch.tensor([2]))])

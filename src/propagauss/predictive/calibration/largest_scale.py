@@ -1,4 +1,4 @@
-"""Calibration that keeps as much of the posterior's variance as held-out data allow.
+"""`calibrate`: calibration that keeps as much of the posterior's variance as held-out data allow.
 
 For a scale `s`, what the likelihood has to fit (`θ`: a temperature after the link, or the noise) is fitted:
 
@@ -19,18 +19,17 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar, cast
 
-import torch
 from scipy.optimize import minimize_scalar
-from torch import Tensor
 
-from propagauss.likelihoods.base import Free, Likelihood
-from propagauss.predictive.calibration import FitReport, HeldOut, cache, highest_scale, minimise_together
+from propagauss.likelihoods.base import Likelihood
+from propagauss.predictive.calibration.held_out import HeldOut, cache, highest_scale
+from propagauss.predictive.calibration.report import FitReport
+from propagauss.predictive.calibration.trials import LOWEST, Trial, Trials, densities_of, paired
 
 TOLERANCE = 1.0
-LOWEST, HIGHEST = 1e-30, 1e30
+HIGHEST = 1e30
 NOTHING = 1e-6  # a difference in NLPD that nobody will notice
 STEADY = 1e-7  # if no loss changes by more than this over a factor of ten, the limit is reached
 HOPELESS = 10.0  # nats above the best; larger scales are no better
@@ -46,19 +45,15 @@ T = TypeVar("T", bound=Likelihood)
 class Calibration(FitReport):
     """What `calibrate` did, and why: `after` is the largest scale that the data allow."""
 
+    bounds: tuple[float, float] = (LOWEST, HIGHEST)
     tolerance: float = TOLERANCE
     best: float = 1.0  # the scale of least NLPD
     nlpd_best: float = math.nan
     nlpd_plain: float = math.nan  # with the latent variance scaled away
     error: float = 0.0  # standard error of the difference in NLPD between `after` and `best`, paired over points
-    bounds: tuple[float, float] = (LOWEST, HIGHEST)
     undetermined: bool = False  # whether one of the likelihood's own numbers is at the end of its range
     is_plain: bool = False  # whether predictions are those without any latent variance
     lacking: str = ""  # what the data lack, so that nothing was fitted
-
-    @property
-    def at_bound(self) -> bool:
-        return any(abs(math.log(self.after / bound)) < 1e-3 for bound in self.bounds)
 
     @property
     def is_narrow(self) -> bool:
@@ -103,7 +98,7 @@ def calibrated(
     """As `calibrate`, from cached latents, and without warnings; scales within a factor of `close` count as one."""
     lacking = likelihood.lacking(held.batches)
     if lacking:
-        nlpd = -sum(each.sum().item() for each in _densities(held, likelihood, start)) / held.targets
+        nlpd = -sum(each.sum().item() for each in densities_of(held, likelihood, start)) / held.targets
         return Calibration("scale", start, start, nlpd, nlpd, held.points, best=start, lacking=lacking), likelihood
     trials = Trials(held, likelihood)
     plain = trials.plain
@@ -122,113 +117,19 @@ def calibrated(
         chosen.nlpd,
         held.points,
         own,
+        (LOWEST, highest or HIGHEST),
         tolerance,
         best.scale,
         best.nlpd,
         plain.nlpd,
         paired(chosen.losses, best.losses)[1],
-        (LOWEST, highest or HIGHEST),
         trials.is_at_end(chosen),
         highest is not None and (chosen.losses - plain.losses).square().mean().sqrt().item() < ALIKE,
     )
     return report, cast(T, trials.likelihood_of(chosen))
 
 
-# -- one scale
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What the likelihood's numbers and the losses are at one scale."""
-
-    scale: float
-    numbers: Tensor | None
-    losses: Tensor  # [N], one per data point; their mean is the NLPD
-
-    @property
-    def nlpd(self) -> float:
-        return self.losses.mean().item()
-
-
-class Trials:
-    """Fits the numbers of the likelihood at any scale, each once; a fit starts at the one of the scale next to it."""
-
-    def __init__(self, held: HeldOut, likelihood: Likelihood, bounded: bool = True):  # by `Free.bounds_beside`
-        self._held, self._likelihood = held, likelihood
-        self._free = likelihood.free(held.batches)
-        self._bounds = self._free.bounds if self._free else []
-        self._known: dict[float, Trial] = {}
-        self.plain = self.at(LOWEST)
-        beside = self._free.bounds_beside if self._free is not None and bounded else None
-        if beside is not None and self.plain.numbers is not None:
-            self._bounds = beside(self.plain.numbers)
-
-    @property
-    def name(self) -> str:
-        return self._free.name if self._free else ""
-
-    @property
-    def known(self) -> list[Trial]:
-        """All that were made, by their scale."""
-        return [self._known[scale] for scale in sorted(self._known)]
-
-    def at(self, scale: float) -> Trial:
-        if scale not in self._known:
-            self._known[scale] = self._fitted(scale)
-        return self._known[scale]
-
-    def likelihood_of(self, trial: Trial) -> Likelihood:
-        free = self._free
-        return self._likelihood if free is None or trial.numbers is None else free.replaced(trial.numbers)
-
-    def is_at_end(self, trial: Trial) -> bool:
-        if self._free is None or trial.numbers is None:
-            return False
-        low, high = torch.tensor(self._free.bounds).T
-        logs = trial.numbers.log().flatten()
-        return bool(((logs < low + 1e-3) | (logs > high - 1e-3)).any())
-
-    def as_given(self, scale: float) -> float:
-        """The NLPD with the numbers that the likelihood came with; there may be no predictive, so it may be inf."""
-        return self._losses(_densities(self._held, self._likelihood, scale)).mean().item()
-
-    def _fitted(self, scale: float) -> Trial:
-        free = self._free
-        if free is None:
-            return Trial(scale, None, self._losses(_densities(self._held, self._likelihood, scale)))
-        starts = [free.guess(scale)]
-        if self._known:
-            near = min(self._known, key=lambda s: abs(math.log(s / scale)))
-            starts += [n for n in (self._known[near].numbers,) if n is not None]
-        if free.at_scale is not None:
-            kept = free.at_scale(scale)
-            number = kept.best(starts, self._bounds[0], self._held.targets)
-            return Trial(scale, number, self._losses(kept.densities(number)))
-        densities = partial(self._densities_with, free, scale)
-        numbers = minimise_together(densities, starts, self._bounds, self._held.targets)
-        return Trial(scale, numbers, self._losses(densities(numbers)))
-
-    def _densities_with(self, free: Free, scale: float, numbers: Tensor) -> list[Tensor]:
-        return _densities(self._held, free.replaced(numbers), scale)
-
-    def _losses(self, densities: list[Tensor]) -> Tensor:
-        rows = torch.cat([-each.detach().reshape(len(each), -1).sum(1) for each in densities])
-        return (rows * (len(rows) / self._held.targets)).nan_to_num(nan=math.inf, posinf=math.inf, neginf=math.inf)
-
-
-def _densities(held: HeldOut, likelihood: Likelihood, scale: float) -> list[Tensor]:
-    return [likelihood.log_predictive(moments.scaled(scale), y) for moments, y in held.batches]
-
-
 # -- which scale
-
-
-def paired(losses: Tensor, others: Tensor) -> tuple[float, float]:
-    """Mean of `losses - others` over the data points, and its standard error."""
-    difference = losses - others
-    mean = difference.mean().item()
-    error = difference.std().item() / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
-    return (mean, error) if math.isfinite(mean) and math.isfinite(error) else (math.inf, 0.0)
 
 
 def _best(trials: Trials, highest: float, close: float) -> Trial:

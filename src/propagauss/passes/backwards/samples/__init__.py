@@ -1,0 +1,1 @@
+"""Which rows of a value belong to which sample, and whether samples keep to themselves."""
