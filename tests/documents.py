@@ -6,11 +6,12 @@
 A figure that a page saves under a name (`plt.savefig("digits.svg")`) and shows from its folder of images
 (`![...](images/digits.svg)`) is put there with `--write`, and otherwise has to be there.
 
+What a page registers (rules, moments, links, likelihoods), and the default type that it sets, is forgotten when it ends.
+
 A page speaks to this file in HTML comments, which readers do not see. Each stands alone on a line.
 
     <!-- after: tutorial.md -->      the page uses names that the blocks of another page made; that page runs first
     <!-- enough for others -->       up to here, if it says so: what follows takes time and is of no use to others
-    <!-- own process -->             the page registers rules, which other tests must not see
     <!-- slow -->                    the page takes more than a few seconds
     <!-- rough -->                   its numbers come from networks that other processors train a little differently
     <!-- not run: why -->            the next block cannot run here
@@ -22,6 +23,7 @@ A page speaks to this file in HTML comments, which readers do not see. Each stan
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
 import math
@@ -33,6 +35,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 MARK = r"(?:^<!-- (?P<mark>not run: [^\n]+?|needs: \S+|output|output of one run: [^\n]+?) -->\n+)?"
@@ -100,7 +103,7 @@ def says(page: Path, mark: str) -> bool:
 def run(page: Path) -> Ran:
     """Run a page in a new folder."""
     before = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder, _drawing(page):
+    with tempfile.TemporaryDirectory() as folder, _drawing(page), _forgotten():
         os.chdir(folder)
         try:
             shown = _run(page, {"__name__": "__main__"})
@@ -108,6 +111,25 @@ def run(page: Path) -> Ran:
             return Ran(shown, {path.name: path.read_bytes() for path in saved})
         finally:
             os.chdir(before)
+
+
+@contextlib.contextmanager
+def _forgotten() -> Iterator[None]:
+    """What can be added to, and the default type, are afterwards what they were before."""
+    import torch
+
+    from propagauss.likelihoods.registry import LIKELIHOODS
+    from propagauss.links import LINKS
+    from propagauss.rules import facts, registry
+    from propagauss.rules.elementwise.moments import MOMENTS
+
+    importlib.import_module("propagauss.engines.streamline")  # with all rules of the library
+    dtype = torch.get_default_dtype()
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, dtype)
+        for table in (registry.FUNCTIONS, facts._FACTS, MOMENTS, LINKS, LIKELIHOODS):
+            stack.enter_context(mock.patch.dict(table))
+        yield
 
 
 @contextlib.contextmanager

@@ -1,8 +1,6 @@
 """Every Python block of README, CONTRIBUTING and docs runs, in order, and prints what the page shows."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,12 +16,7 @@ def _parameter(page: Path):
 
 @pytest.mark.parametrize("page", [_parameter(page) for page in pages()])
 def test_a_page_runs_and_prints_what_it_shows(page):
-    if says(page, "own process"):
-        command = [sys.executable, str(ROOT / "tests" / "documents.py"), str(page)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-    else:
-        check(page)
+    check(page)
 
 
 def test_the_first_example_does_not_depend_on_its_seed(capsys):

@@ -16,21 +16,22 @@ from experiments.methods.engines import AS_IT_IS, CALIBRATED, FITTED, LINEARISED
 from experiments.mnist.networks import IVON, MAP, ivon_network, laplace, map_network
 from experiments.report import html
 
-SEEDS, SAMPLES = 3, 100
+SEEDS, SAMPLES, FEWER = 3, 100, 5  # the last in a quick run
 SUFFIX = "-engines-"
 TEMPERATURE = "temperature scaling"
 METRICS = ("accuracy", "nlpd", "ece")
 
 
-def units(name: str) -> list[Unit]:
-    config = {"map": MAP, "ivon": IVON, "samples": SAMPLES}
+def units(context: Context, name: str) -> list[Unit]:
+    samples = FEWER if context.quick else SAMPLES
+    config = {"map": MAP, "ivon": IVON, "samples": samples}
     return [
-        Unit(f"{name}{SUFFIX}{seed}", config | {"seed": seed}, partial(measure, name=name, seed=seed))
+        Unit(f"{name}{SUFFIX}{seed}", config | {"seed": seed}, partial(measure, name=name, seed=seed, samples=samples))
         for seed in range(SEEDS)
     ]
 
 
-def measure(context: Context, name: str, seed: int, samples: int = SAMPLES) -> Record:
+def measure(context: Context, name: str, seed: int, samples: int) -> Record:
     """Scores on the test images, and the NLPD minus that of temperature scaling of the plain model."""
     context = replace(context, seed=context.seed + seed)
     scores = [score(p.label, p(x.split(500)), y) for group, (x, y) in predictors(context, name, samples) for p in group]

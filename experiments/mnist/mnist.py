@@ -38,10 +38,10 @@ class Measured(Score):
 
 def units(context: Context) -> list[Unit]:
     if context.quick:  # the first set; the experiment `moments` takes all of them
-        return [unit(context, sets(context)[0]), engines.units(sets(context)[0])[0]]
+        return [unit(context, sets(context)[0]), engines.units(context, sets(context)[0])[0]]
     found = [unit(context, name) for name in sets(context)]
     trained = [mnist_training.unit(name) for name in sets(context) if name in REQUIRED]
-    return found + trained + [one for name in sets(context) for one in engines.units(name)]
+    return found + trained + [one for name in sets(context) for one in engines.units(context, name)]
 
 
 def sets(context: Context) -> list[str]:

@@ -19,6 +19,7 @@ TASKS = ("mrpc", "wic")
 TRAINED, HELD_OUT = 2000, 400  # pairs for training and validation
 TOKENS = 64  # of a sentence at most
 QUICK = 40  # pairs for training, and as many for each other part
+NARROW = 32  # entries of an embedding in a quick run
 PARTS = ("train", "validation", "test")
 
 
@@ -44,7 +45,8 @@ def _embedded(context: Context, task: str) -> dict[str, Tensor]:
     rows = {"train": chosen[:train], "validation": chosen[train:], "test": test[:QUICK] if context.quick else test}
     found = {}
     for part, some in rows.items():
-        u, v = (_embed([_sentence(task, row, field) for row in some]) for field in ("sentence1", "sentence2"))
+        both = (_embed([_sentence(task, row, field) for row in some]) for field in ("sentence1", "sentence2"))
+        u, v = (vectors[:, : NARROW if context.quick else None] for vectors in both)
         found[f"x_{part}"] = torch.cat([u, v, (u - v).abs(), u * v], 1)
         found[f"y_{part}"] = torch.tensor([int(row["label"]) for row in some])
     return found

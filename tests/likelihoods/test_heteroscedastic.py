@@ -174,9 +174,14 @@ def held_out(width: int | None) -> tuple[Tensor, Tensor]:
 
 
 @functools.cache
+def fitted(form: str, width: int | None) -> tuple[nn.Module, pg.Posterior]:
+    model = heads(form, width)
+    return model, pg.fit_laplace(model, [held_out(width)], "heteroscedastic", "kronecker", prior_precision=1.0)
+
+
+@functools.cache
 def calibrated(form: str, width: int | None, engine: Callable[..., Any]) -> pg.HeteroscedasticRegressor:
-    model, (x, y) = heads(form, width), held_out(width)
-    posterior = pg.fit_laplace(model, [(x, y)], "heteroscedastic", "kronecker", prior_precision=1.0)
+    (model, posterior), (x, y) = fitted(form, width), held_out(width)
     return pg.HeteroscedasticRegressor(engine(model, posterior, x[:2])).calibrate([(x, y)], progress=False)
 
 
@@ -184,6 +189,7 @@ def calibrated(form: str, width: int | None, engine: Callable[..., Any]) -> pg.H
     ("form", "width"), [("tuple", None), ("tuple", 3), ("dict", 1), ("named", 3), ("hugging face", 1)]
 )
 @pytest.mark.parametrize("engine", [pg.streamline, pg.linearise])
+@pytest.mark.usefixtures("one_trace")
 def test_mean_and_log_variance_apart(form, width, engine, tmp_path):
     """All is as with a model that returns both in one tensor."""
     x, _ = held_out(width)

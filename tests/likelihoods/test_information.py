@@ -50,7 +50,7 @@ def test_in_single_precision_it_is_not_lost_to_rounding():
 def test_a_large_batch_in_parts(monkeypatch):
     g = latent(batch=20)
     whole = information_of_classes(g.mean, g.covariance)
-    monkeypatch.setattr("propagauss.likelihoods.information.BUDGET", 512 * 5 * 3)
+    monkeypatch.setattr("propagauss.likelihoods.links.CACHED", 512 * 5 * 3)
     torch.testing.assert_close(information_of_classes(g.mean, g.covariance), whole)
     shaped = information_of_classes(g.mean.reshape(4, 5, 5), g.covariance.reshape(4, 5, 5, 5))
     torch.testing.assert_close(shaped, whole.reshape(4, 5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from collections.abc import Callable
@@ -30,6 +31,15 @@ def fitted(structure: Any = "diagonal") -> pg.Posterior:
     return pg.fit_laplace(model(), [(X, Y)], structure=structure, progress=False)
 
 
+@functools.cache
+def same_and_other() -> tuple[nn.Module, nn.Module]:
+    """The model, and one with another weight, for tests that leave both as they are."""
+    same, other = model(), model()
+    with torch.no_grad():
+        other[0].weight[0, 0] += 1e-3
+    return same, other
+
+
 ENGINES = [pg.streamline, pg.linearise]
 CHANGES: dict[str, Callable[[pg.Posterior], pg.Posterior]] = {
     "as it is": lambda p: p,
@@ -40,14 +50,13 @@ CHANGES: dict[str, Callable[[pg.Posterior], pg.Posterior]] = {
 }
 
 
+@pytest.mark.usefixtures("one_trace")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker", "full"])
 def test_other_weights_are_noticed(structure: str, change: str, tmp_path: Path) -> None:
     CHANGES[change](fitted(structure)).save(tmp_path / "p.safetensors")
     posterior = pg.load_posterior(tmp_path / "p.safetensors")
-    same, other = model(), model()
-    with torch.no_grad():
-        other[0].weight[0, 0] += 1e-3
+    same, other = same_and_other()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for engine in ENGINES:

@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 from propagauss.gaussian import Gaussian
 from propagauss.likelihoods.base import last_dimension
-from propagauss.likelihoods.links import deviations
+from propagauss.likelihoods.links import by_rows, log_probs_of_draws
 
-BUDGET = 2**24  # numbers held at once
 POINTS, REACH = 321, 8.0  # of the rule for single logits
 
 
@@ -54,13 +53,7 @@ def information_of_classes(mean: Tensor, covariance: Tensor, samples: int = 512,
     if mean.shape[-1] == 2:
         variance = _difference(covariance, matrix=covariance.dim() > mean.dim())
         return information_of_logits(mean[..., 1] - mean[..., 0], variance)
-    classes, lead = mean.shape[-1], mean.shape[:-1]
-    rows = mean.reshape(-1, classes)
-    shaped = covariance.reshape(rows.shape[0], *covariance.shape[mean.dim() - 1 :])
-    at_once = max(1, BUDGET // (samples * classes))
-    parts = zip(rows.split(at_once), shaped.split(at_once), strict=True)
-    found = [_divergence((m + deviations(m, c, samples, seed)).log_softmax(-1)) for m, c in parts]
-    return torch.cat(found).reshape(lead)
+    return by_rows(lambda m, c: _divergence(log_probs_of_draws(m, c, samples, seed)), mean, covariance, samples)
 
 
 def information_of_logits(mean: Tensor, variance: Tensor) -> Tensor:
@@ -68,13 +61,14 @@ def information_of_logits(mean: Tensor, variance: Tensor) -> Tensor:
 
     Within 1% for any variance: where the rule is too coarse for the step of `σ`, that step hardly matters.
     """
-    z = torch.linspace(-REACH, REACH, POINTS, dtype=mean.dtype, device=mean.device).unsqueeze(-1)
+    z = torch.linspace(-REACH, REACH, POINTS, dtype=mean.dtype, device=mean.device)
     log_weights = (-z.square() / 2).log_softmax(0)
-    at_once = max(1, BUDGET // (2 * POINTS))
-    parts = zip(mean.reshape(-1).split(at_once), variance.reshape(-1).sqrt().split(at_once), strict=True)
-    latents = (m + s * z for m, s in parts)  # each [S, N]
-    sides = (torch.stack([F.logsigmoid(f), F.logsigmoid(-f)], -1) for f in latents)
-    return torch.cat([_divergence(log_probs, log_weights) for log_probs in sides]).reshape(mean.shape)
+
+    def of_rows(mean: Tensor, variance: Tensor) -> Tensor:
+        f = mean + variance.sqrt() * z  # [N, S]
+        return _divergence(torch.stack([F.logsigmoid(f), F.logsigmoid(-f)], 1), log_weights)
+
+    return by_rows(of_rows, mean.unsqueeze(-1), variance.unsqueeze(-1), 2 * POINTS)
 
 
 def _difference(covariance: Tensor, matrix: bool) -> Tensor:
@@ -85,10 +79,10 @@ def _difference(covariance: Tensor, matrix: bool) -> Tensor:
 
 
 def _divergence(log_probs: Tensor, log_weights: Tensor | None = None) -> Tensor:
-    """`Σ_s w_s Σ_c p log(p / p̄)`: `[S, N, C] -> [N]`, the weights `[S, 1]`, equal if not given."""
+    """`Σ_s w_s Σ_c p log(p / p̄)`: `[N, C, S] -> [N]`, the weights `[S]`, equal if not given."""
     if log_weights is None:
-        log_weights = log_probs.new_full((len(log_probs), 1), -math.log(len(log_probs)))
-    log_mean = (log_probs + log_weights.unsqueeze(-1)).logsumexp(0)
+        log_weights = log_probs.new_full(log_probs.shape[-1:], -math.log(log_probs.shape[-1]))
+    log_mean = (log_probs + log_weights).logsumexp(-1, keepdim=True)
     p = log_probs.exp()
     each = p * (log_probs - log_mean) - p + log_mean.exp()  # the last two cancel in the sum
-    return (log_weights.exp() * each.sum(-1)).sum(0).clamp(min=0)
+    return (log_weights.exp() * each.sum(-2)).sum(-1).clamp(min=0)

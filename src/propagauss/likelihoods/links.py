@@ -27,6 +27,8 @@ from propagauss.errors import InputError
 Link = Callable[[Tensor, Tensor], Tensor]
 
 MOST_SAMPLES = 2**20  # more take gigabytes, and change nothing that can be seen
+BUDGET = 2**24  # numbers held at once
+CACHED = 2**18  # the same on a CPU, which takes several times as long for what does not fit into its cache
 _PROBIT = math.pi / 8  # MacKay's constant: sigmoid(x) is close to Φ(x √(π/8))
 
 
@@ -62,27 +64,53 @@ def monte_carlo(mean: Tensor, covariance: Tensor, samples: int = 512, seed: int 
 
     The draws are a scrambled Sobol sequence and its negatives: deterministic, with less error than as many independent
     draws. Bad for hundreds of classes with
-    variances far above 1, where single draws dominate. Memory is `samples` times that of the mean.
+    variances far above 1, where single draws dominate. Memory is bounded, but once compiled it is `samples` times that
+    of the mean.
     """
-    moved = mean + deviations(mean, covariance, samples, seed)
-    return torch.logsumexp(moved.log_softmax(-1), 0) - math.log(moved.shape[0])
+
+    def averaged(mean: Tensor, covariance: Tensor) -> Tensor:
+        drawn = log_probs_of_draws(mean, covariance, samples, seed)
+        return torch.logsumexp(drawn, -1) - math.log(drawn.shape[-1])
+
+    if torch.compiler.is_compiling():
+        return averaged(mean, covariance)
+    _is_covariance(mean, covariance)
+    return by_rows(averaged, mean, covariance, whole(samples, "samples", 2, MOST_SAMPLES))
 
 
-def deviations(mean: Tensor, covariance: Tensor, samples: int, seed: int) -> Tensor:
-    """`R z_s`, `R Rᵀ = C`, for fixed draws `z_s` and their negatives: `[S, ..., C]`."""
+def by_rows(function: Link, mean: Tensor, covariance: Tensor, samples: int) -> Tensor:
+    """`function(mean, covariance)`, which makes `samples` numbers of each one in `mean`, for some rows after others."""
+    classes, lead = mean.shape[-1], torch.broadcast_shapes(mean.shape[:-1], covariance.shape[: mean.dim() - 1])
+    inner = covariance.shape[mean.dim() - 1 :]
+    rows = (mean.expand(*lead, classes).reshape(-1, classes), covariance.expand(*lead, *inner).reshape(-1, *inner))
+    at_once = max(1, (CACHED if mean.device.type == "cpu" else BUDGET) // (samples * classes))
+    found = torch.cat([function(*some) for some in zip(*(t.split(at_once) for t in rows), strict=True)])
+    return found.reshape(*lead, *found.shape[1:])
+
+
+def log_probs_of_draws(mean: Tensor, covariance: Tensor, samples: int, seed: int) -> Tensor:
+    """`log softmax(m + R z_s)`, `R Rᵀ = C`, for fixed draws `z_s` and their negatives: `[..., C, S]`.
+
+    The draws are last, since PyTorch takes several times as long for a softmax over a last dimension that is short;
+    over any other one, its own softmax adds thousands of classes up without care for their rounding.
+    """
+    moved = mean.unsqueeze(-1) + _deviations(mean, covariance, samples, seed)
+    return moved - moved.logsumexp(-2, keepdim=True)
+
+
+def _deviations(mean: Tensor, covariance: Tensor, samples: int, seed: int) -> Tensor:
+    """`R z_s`: `[..., C, S]`."""
     matrix = _is_covariance(mean, covariance)
     samples, seed = whole(samples, "samples", 2, MOST_SAMPLES), checked_seed(seed)
     # antithetic pairs keep the gradient right where the variance vanishes; the slack keeps it finite there
     slack = torch.finfo(mean.dtype).eps
-    draws = _draws(samples, int(mean.shape[-1]), seed).to(mean)  # [S, C]
+    draws = _draws(samples, int(mean.shape[-1]), seed).to(mean)  # [C, S]
     if matrix:
         largest = covariance.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
         identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
         # singular covariances need a nudge: as much rounding as a Gaussian is allowed to have
-        root = _root(covariance + slack * (1 + 1e3 * largest) * identity)
-        return torch.einsum("...ij,sj->s...i", root, draws)
-    draws = draws.reshape(draws.shape[0], *[1] * (mean.dim() - 1), draws.shape[1])
-    return draws * (covariance + slack).sqrt()
+        return _root(covariance + slack * (1 + 1e3 * largest) * identity) @ draws
+    return (covariance + slack).sqrt().unsqueeze(-1) * draws
 
 
 def bridge(mean: Tensor, covariance: Tensor) -> Tensor:
@@ -189,7 +217,7 @@ _draws._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @functools.lru_cache(maxsize=8)
 def _standard_normals(samples: int, classes: int, seed: int) -> np.ndarray:
-    """Standard normal draws and their negatives: `[2 ⌈samples/2⌉, classes]`."""
+    """Standard normal draws and their negatives: `[classes, 2 ⌈samples/2⌉]`."""
     from scipy.special import ndtri  # slow to import, and only this link needs them
     from scipy.stats import qmc
 
@@ -200,4 +228,4 @@ def _standard_normals(samples: int, classes: int, seed: int) -> np.ndarray:
         # a whole power of two, of which the first `pairs` are used: the sequence is balanced only then
         uniform = qmc.Sobol(classes, rng=rng).random_base2(math.ceil(math.log2(pairs)))[:pairs]
         half = ndtri(uniform.clip(1e-12, 1 - 1e-12))
-    return np.concatenate([half, -half])
+    return np.ascontiguousarray(np.concatenate([half, -half]).T)

@@ -17,9 +17,12 @@ FLAT = 1e-9  # a derivative of the mean loss, in the logarithm of the temperatur
 
 
 class Gaps(NamedTuple):
-    """`g_c = log p_c - log p_y`: what the link gave to each class, against the label that was seen."""
+    """`g_c = log p_c - log p_y`: what the link gave to each class, against the label that was seen.
 
-    values: Tensor  # [..., C]; zero where the label does not count
+    Classes are first, since PyTorch takes several times as long for a softmax over a last dimension that is short.
+    """
+
+    values: Tensor  # [C, ...]; zero where the label does not count
     counted: Tensor  # [...]
 
 
@@ -34,7 +37,7 @@ class Tempered:
 
     def densities(self, temperature: Tensor) -> list[Tensor]:
         """`log p_y` by batch; 0 for labels that do not count."""
-        return [-torch.where(each.counted, (each.values / temperature).logsumexp(-1), 0.0) for each in self._batches]
+        return [-torch.where(each.counted, (each.values / temperature).logsumexp(0), 0.0) for each in self._batches]
 
     def best(self, starts: list[Tensor], bounds: tuple[float, float], count: int) -> Tensor:
         """The temperature of least mean loss over `count` labels."""
@@ -44,9 +47,8 @@ class Tempered:
         """The first and the second of `-Σ log p_y` in `β`."""
         first = second = 0.0
         for gaps, _ in self._batches:
-            p = (gaps * inverse).softmax(-1)
-            weighted = p * gaps
-            mean = weighted.sum(-1)
+            weighted = (gaps * inverse).softmax(0) * gaps
+            mean = weighted.sum(0)
             first += mean.sum().item()
             second += (weighted * gaps).sum().item() - mean.square().sum().item()
         return first, second
@@ -93,7 +95,7 @@ def gaps(log_probs: Tensor, labels: Tensor, counted: Tensor) -> Gaps:
     """
     seen = log_probs.gather(-1, labels.masked_fill(~counted, 0).unsqueeze(-1))
     values = torch.where(log_probs == seen, 0.0, log_probs - seen).clamp(min=LEAST)
-    return Gaps(values.masked_fill(~counted.unsqueeze(-1), 0.0), counted)
+    return Gaps(values.masked_fill(~counted.unsqueeze(-1), 0.0).movedim(-1, 0).contiguous(), counted)
 
 
 def free_temperature(replaced: Callable[[Tensor], Likelihood], at_scale: Callable[[float], Tempered]) -> Free:

@@ -160,16 +160,16 @@ class _Trial:
         """Other prior precisions for the network that is best so far."""
         judged = [e for e in self.found if e.verdict is not None and e.candidate.engine != "plain"]
         if judged:
-            best = min(judged, key=lambda e: e.judged.nlpd).candidate
-            for factor in PRIORS:
-                yield from self._judged([replace(best, prior=factor)])
+            best = min(judged, key=lambda e: e.judged.nlpd)
+            for factor in PRIORS:  # which costs the same
+                yield from self._judged([replace(best.candidate, prior=factor)], best.row.cost)
 
-    def _judged(self, given: list[Candidate]) -> Iterator[Entry]:
-        """Candidates that share their network: made, timed and run over the data once."""
+    def _judged(self, given: list[Candidate], ratio: float | None = None) -> Iterator[Entry]:
+        """Candidates that share their network: made, timed (unless it is known what it costs) and run over the data."""
         try:
             with quiet():
                 net = self._net(given[0])
-                ratio = 1.0 if given[0].engine == "plain" else self._ratio(net)
+                ratio = ratio or (1.0 if given[0].engine == "plain" else self._ratio(net))
                 found: Latents = [(latent.detach(), y) for latent, y in self._latents(net)]
         except _FAILURES as error:
             for each in given:

@@ -56,19 +56,17 @@ def curvature(model: nn.Sequential, x: Tensor, likelihood: str, structure: str) 
     return ggn if structure == "full" else ggn.diagonal().diag()
 
 
-def log_z(theta: np.ndarray, h: Tensor, model: nn.Sequential, x: Tensor, y: Tensor, likelihood: str) -> float:
-    """`theta`: logarithms of the two precisions and, for regression, of the noise."""
+def log_z(theta: np.ndarray, h: Tensor, model: nn.Sequential, f: Tensor, y: Tensor, likelihood: str) -> float:
+    """`theta`: logarithms of the two precisions and, for regression, of the noise; `f = model(x)`."""
     deltas, sigma = np.exp(theta[:2]), math.exp(theta[2]) if likelihood == "regression" else 1.0
     d = torch.cat(
         [torch.full((p.numel(),), float(deltas[i // 2]), dtype=F64) for i, p in enumerate(model.parameters())]
     )
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-    with torch.no_grad():
-        f = model(x)
-        if likelihood == "regression":
-            log_p = torch.distributions.Normal(f, sigma).log_prob(y).sum()
-        else:
-            log_p = torch.distributions.Categorical(logits=f).log_prob(y).sum()
+    if likelihood == "regression":
+        log_p = torch.distributions.Normal(f, sigma).log_prob(y).sum()
+    else:
+        log_p = torch.distributions.Categorical(logits=f).log_prob(y).sum()
     return (log_p + 0.5 * (d.log().sum() - torch.logdet(h / sigma**2 + d.diag()) - (d * flat.square()).sum())).item()
 
 
@@ -78,7 +76,7 @@ def test_against_a_search_over_the_dense_evidence(likelihood, structure):
     model, x, y = data(likelihood)
     h = curvature(model, x, likelihood, structure)
     posterior = pg.fit_laplace(model, [(x[:25], y[:25]), (x[25:], y[25:])], likelihood, structure, per_layer=True)
-    arguments = (h, model, x, y, likelihood)
+    arguments = (h, model, model(x).detach(), y, likelihood)
     starts = [(a, b, math.log(0.3))[: 3 if likelihood == "regression" else 2] for a in (-3, 0, 3) for b in (-3, 0, 3)]
     runs = [
         minimize(

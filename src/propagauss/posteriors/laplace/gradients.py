@@ -24,7 +24,7 @@ from propagauss.inputs import as_call, explained
 from propagauss.posteriors.laplace.capture import Capture, Layer, Use
 from propagauss.posteriors.laplace.spots import Spot
 
-BUDGET = 2**28  # bytes for the per-sample gradients or image patches that are alive at one time
+BUDGET = 2**28  # bytes for the per-sample gradients, and for the image patches, that are alive at one time
 
 
 class Forward:
@@ -171,15 +171,37 @@ def per_sample_gradients(batch: Batch, names: list[str]) -> Iterator[dict[str, T
     rest = [n for n in names if n not in batch.direct]
     uses: list[Use | Spot] = [u for u in batch.seen.uses if u.weight in direct or u.bias in direct]
     uses += [s for s in batch.seen.spots if s.name in direct]
-    pulled = batch.pull(uses)
+    pulled, inputs = batch.pull(uses), Inputs(batch)
     for c in batch.columns:
         gradients = next(pulled, [])
         for chunk in batch.chunks(names):
-            found = {n: _from_uses(batch, n, uses, gradients, chunk) for n in direct}
+            found = {n: _from_uses(batch, n, uses, gradients, chunk, inputs) for n in direct}
             yield found | (_one_by_one(batch, rest, c, chunk) if rest else {})
 
 
-def _from_uses(batch: Batch, name: str, uses: Sequence[Use | Spot], gradients: list[Tensor], chunk: slice) -> Tensor:
+class Inputs:
+    """What the weights of layers are multiplied with, the same for every column: kept as far as the budget goes."""
+
+    def __init__(self, batch: Batch):
+        self._batch, self._room = batch, BUDGET
+        self._kept: dict[tuple[int, int], Tensor] = {}
+
+    def of(self, use: Use, chunk: slice) -> Tensor:
+        """`[b * positions, G, in / G]`, for some samples."""
+        key = (id(use), chunk.start)
+        if key in self._kept:
+            return self._kept[key]
+        found = use.layer.inputs(use.layer.input.unflatten(0, (self._batch.size, -1))[chunk].flatten(0, 1))
+        size = found.numel() * found.element_size()
+        if size <= self._room:
+            self._kept[key] = found
+            self._room -= size
+        return found
+
+
+def _from_uses(
+    batch: Batch, name: str, uses: Sequence[Use | Spot], gradients: list[Tensor], chunk: slice, inputs: Inputs
+) -> Tensor:
     """`Σ_t g_t a_tᵀ` for a weight, `Σ_t g_t` for a bias, summed over the uses: `[b, *shape]`."""
     parameter = batch.forward.parameters[name]
     total = parameter.new_zeros((chunk.stop - chunk.start, *parameter.shape))
@@ -189,8 +211,7 @@ def _from_uses(batch: Batch, name: str, uses: Sequence[Use | Spot], gradients: l
             continue
         g = g.unflatten(0, (batch.size, -1))[chunk]  # [b, positions, G, out / G]
         if use.weight == name:
-            a = use.layer.inputs(use.layer.input.unflatten(0, (batch.size, -1))[chunk].flatten(0, 1))
-            product = torch.einsum("btgo,btgi->bgoi", g, a.unflatten(0, g.shape[:2]))
+            product = torch.einsum("btgo,btgi->bgoi", g, inputs.of(use, chunk).unflatten(0, g.shape[:2]))
             total += as_stored(product, use.layer).reshape(total.shape)
         if use.bias == name:
             total += g.sum(1).reshape(total.shape)

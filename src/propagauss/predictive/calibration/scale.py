@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
@@ -36,9 +37,9 @@ def fit_scale(
     if not fit_own:
         for moments, _ in cached:
             likelihood.check(moments)
-        best = minimise(lambda scale: nlpd(likelihood, scale).item(), start)
-        before, after = (nlpd(likelihood, scale).item() for scale in (start, best))
-        return FitReport("scale", start, best, before, after, points), likelihood
+        at = functools.cache(lambda scale: nlpd(likelihood, scale).item())  # the search looks at both that are reported
+        best = minimise(at, start)
+        return FitReport("scale", start, best, at(start), at(best), points), likelihood
     free = likelihood.free(cached)
     if free is None:
         raise InputError(f"likelihood='{likelihood.name}' has nothing of its own to fit: only the scale")
