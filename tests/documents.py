@@ -6,7 +6,7 @@
 A figure that a page saves under a name (`plt.savefig("digits.svg")`) and shows from its folder of images
 (`![...](images/digits.svg)`) is put there with `--write`, and otherwise has to be there.
 
-What a page registers (rules, moments, links, likelihoods), and the default type that it sets, is forgotten when it ends.
+What a page registers (rules, moments, links, likelihoods) and the default type that it sets are forgotten when it ends.
 
 A page speaks to this file in HTML comments, which readers do not see. Each stands alone on a line.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
@@ -28,7 +28,7 @@ from propagauss.gaussian import Gaussian
 from propagauss.network.linearised import Linearised
 from propagauss.network.saved import tensors_of
 from propagauss.network.streamlined import Slot, Streamlined
-from propagauss.nodes import hint, is_open, op_name
+from propagauss.nodes import hint, is_open, op_name, replace
 from propagauss.passes.backwards.written_out import written_out
 from propagauss.predictive import archive
 from propagauss.tracing.exporting import no_stacks
@@ -153,7 +153,7 @@ def _exported(
                 copies = tuple(x.clone() for x in example)  # a failed try leaves marks on them
                 program = torch.export.export(module, copies, dynamic_shapes=dynamic, strict=False)
                 _check_constants(program)
-                _drop_assertions(program)
+                _drop_idle(program)
                 return program
         except PropagaussError:
             raise
@@ -178,11 +178,27 @@ def _check_constants(program: ExportedProgram) -> None:
             value.untyped_storage()
 
 
-def _drop_assertions(program: ExportedProgram) -> None:
-    """What PyTorch says of the types of casts, which hold by themselves: ONNX cannot have them under vmap (2.13)."""
-    for node in program.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
-        program.graph.erase_node(node)
+def _drop_idle(program: ExportedProgram) -> None:
+    """Conversions that change nothing, and checks before them, which keep alive what nobody else reads.
+
+    What a check compares, such as the dtype of a value, is the same in every call, unless the value is given.
+    """
+    graph, given = program.graph, set(program.graph_signature.user_inputs)
+    for node in list(graph.nodes):
+        if node.target == aten._assert_tensor_metadata.default and node.args[0].name not in given:
+            graph.erase_node(node)
+        elif node.target in (aten.to.dtype, aten.to.device, aten.to.dtype_layout) and _is_idle(node):
+            replace(program, node, node.args[0])
+    graph.eliminate_dead_code()
     program.graph_module.recompile()
+
+
+def _is_idle(conversion: fx.Node) -> bool:
+    source: Any = conversion.args[0]
+    before, after = source.meta["val"], conversion.meta["val"]
+    same = (before.dtype, before.device, before.layout) == (after.dtype, after.device, after.layout)
+    asks = conversion.kwargs.get("copy") or conversion.kwargs.get("memory_format") or len(conversion.args) > 3
+    return same and not asks and source.op != "placeholder"
 
 
 class _ScalarOps(TorchFunctionMode):
