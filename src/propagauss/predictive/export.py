@@ -10,7 +10,7 @@ import importlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -179,18 +179,25 @@ def _check_constants(program: ExportedProgram) -> None:
 
 
 def _drop_idle(program: ExportedProgram) -> None:
-    """Conversions that change nothing, and checks before them, which keep alive what nobody else reads.
-
-    What a check compares, such as the dtype of a value, is the same in every call, unless the value is given.
-    """
-    graph, given = program.graph, set(program.graph_signature.user_inputs)
-    for node in list(graph.nodes):
-        if node.target == aten._assert_tensor_metadata.default and node.args[0].name not in given:
-            graph.erase_node(node)
-        elif node.target in (aten.to.dtype, aten.to.device, aten.to.dtype_layout) and _is_idle(node):
+    """Conversions that change nothing, and checks before them, which keep alive what nobody else reads."""
+    _drop_checks(program, set(program.graph_signature.user_inputs))
+    for node in list(program.graph.nodes):
+        if node.target in (aten.to.dtype, aten.to.device, aten.to.dtype_layout) and _is_idle(node):
             replace(program, node, node.args[0])
-    graph.eliminate_dead_code()
+    program.graph.eliminate_dead_code(is_impure_node=_does_something)
     program.graph_module.recompile()
+
+
+def _does_something(node: fx.Node) -> bool:
+    """Beside its result, or it may: where vectorisation begins and ends, nothing is returned that anybody reads."""
+    return not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable
+
+
+def _drop_checks(program: ExportedProgram, given: Collection[Any] = ()) -> None:
+    """What they compare, such as the dtype of a value, is the same in every call, unless the value is `given`."""
+    for node in program.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
+        if node.args[0].name not in given:
+            program.graph.erase_node(node)
 
 
 def _is_idle(conversion: fx.Node) -> bool:
@@ -246,6 +253,7 @@ def _write_onnx(program: ExportedProgram, module: Deployed, path: Path, details:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise InputError("ONNX needs the packages onnx and onnxscript: pip install propagauss[export]") from error
+    _drop_checks(program)  # the file states the types of its inputs itself; PyTorch cannot decompose them under vmap
     names = list(program.call_spec.out_spec.unflatten(range(program.call_spec.out_spec.num_leaves)))  # type: ignore[union-attr]
     try:
         with quiet(), no_stacks(), _no_open_derivatives():
