@@ -2,8 +2,8 @@
 
 Python's collector of cycles looks less often: tracing makes hundreds of thousands of small objects, and each look goes
 through all that torch and sympy keep. PyTorch does not keep what ops do to symbolic sizes: making an entry takes about
-as long as the op itself, and small models have few ops that come again; only what it writes as ONNX it runs three
-times. And its tables of ops are made once, not for every program that is decomposed and every file that is written.
+as long as the op itself, and small models have few ops that come again. And its tables of ops are made once, not for
+every program that is decomposed and every file that is written.
 """
 
 import functools
@@ -40,26 +40,18 @@ def _tables_of_decompositions() -> None:
 
 def _tables_for_onnx() -> None:
     """All of them are only read: the one function that would change them, for ops of users, is never called here."""
-    import torch._dynamo
     from torch.onnx._internal._lazy_import import onnxscript_apis as functions
-    from torch.onnx._internal.exporter import _core as steps
     from torch.onnx._internal.exporter import _decomp as tables
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     functions.get_torchlib_ops = functools.cache(functions.get_torchlib_ops)
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
     made = functools.cache(tables.create_onnx_friendly_decomposition_table)
-    prepare = steps._prepare_exported_program_for_export
 
     def table(ops: Any) -> Any:
         return made(frozenset(ops))
 
-    def prepared(*args: Any, **options: Any) -> Any:
-        with torch._dynamo.config.patch(fake_tensor_cache_enabled=True):
-            return prepare(*args, **options)
-
     tables.create_onnx_friendly_decomposition_table = table
-    steps._prepare_exported_program_for_export = prepared
 
 
 def pytest_sessionfinish() -> None:

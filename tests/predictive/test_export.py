@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,13 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def known_ops() -> Iterator[None]:
+    """PyTorch keeps what ops do to symbolic sizes (see conftest.py), since these networks repeat theirs many times."""
+    with torch._dynamo.config.patch(fake_tensor_cache_enabled=True):
+        yield
 
 
 def posterior(model: nn.Module, variance: float = 1e-2) -> pg.Posterior:
