@@ -39,7 +39,9 @@ def _columns(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """`cat` as the sum of its parts beside zeros: itself, vectorised, fixes open sizes in files (torch 2.13)."""
+    """`cat`; in files the sum of its parts beside zeros, as itself, vectorised, would fix open sizes (torch 2.13)."""
+    if not torch.compiler.is_exporting():
+        return torch.cat(list(tensors), dim)
     parts = [t for t in tensors if t.dim() > 1 or t.shape[0] > 0]  # an empty vector goes with all shapes
     sizes = [t.shape[dim] for t in parts]
     behind = [0, 0] * (parts[0].dim() - 1 - dim % parts[0].dim()) if parts else []
