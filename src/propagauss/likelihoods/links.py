@@ -72,7 +72,7 @@ def monte_carlo(mean: Tensor, covariance: Tensor, samples: int = 512, seed: int 
         drawn = log_probs_of_draws(mean, covariance, samples, seed)
         return torch.logsumexp(drawn, -1) - math.log(drawn.shape[-1])
 
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return averaged(mean, covariance)
     _is_covariance(mean, covariance)
     return by_rows(averaged, mean, covariance, whole(samples, "samples", 2, MOST_SAMPLES))
