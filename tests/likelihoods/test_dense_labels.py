@@ -203,3 +203,11 @@ def test_exported_and_streamed(case, ending, tmp_path):
     columns = [name for name in table.column_names if name.startswith("prediction")]
     found = torch.tensor(np.stack([table[name].to_numpy() for name in columns], 1))
     assert torch.equal(found.reshape(y.shape).long(), probs.argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int16])
+def test_labels_of_any_integers(dtype: torch.dtype) -> None:
+    """156 is a class, though it is -100 in eight bits."""
+    labels = torch.tensor([0, 156, 199], dtype=torch.int64)
+    found = CategoricalLikelihood().targets(labels.to(dtype), torch.Size([3, 200]))
+    assert torch.equal(found, labels)

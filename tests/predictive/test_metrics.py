@@ -202,3 +202,11 @@ LABELS = torch.zeros(0, dtype=torch.long)
 def test_errors(run, message):
     with pytest.raises(InputError, match=message):
         run()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int64])
+def test_labels_of_any_integers(dtype: torch.dtype) -> None:
+    """156 is a class, though it is -100 in eight bits."""
+    labels = torch.tensor([156, 7])
+    assert accuracy(torch.eye(200)[labels], labels.to(dtype)) == 1.0
+    assert accuracy(torch.eye(200)[[3, 7]], labels.to(dtype)) == 0.5

@@ -186,6 +186,16 @@ def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> Tensor:
     return labels
 
 
+def check_some_labels(labels: Tensor, shape: torch.Size, classes: int, ignored: int) -> tuple[Tensor, Tensor]:
+    """The same, and which of them count: not those that are `ignored`, for which 0 is given."""
+    labels = tensor(labels, "the tensor of labels")
+    if not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool):
+        labels = labels.long()  # of eight bits without a sign, 156 is the same as -100
+    skipped = labels == ignored
+    found = check_labels(labels.masked_fill(skipped, 0), shape, classes)
+    return found, ~skipped.reshape(found.shape)
+
+
 def check_targets(targets: Tensor, shape: torch.Size) -> Tensor:
     """Regression targets in the shape of the predicted means; `[N]` stands for `[N, 1]` and the reverse, no other."""
     targets = tensor(targets, "the tensor of targets")

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn import functional as F
 
-from propagauss.checks import kind, positive, seed, tensor, whole
+from propagauss.checks import kind, positive, seed, whole
 from propagauss.errors import InputError, nearest
 from propagauss.gaussian import Gaussian
-from propagauss.inputs import as_latent, check_labels
+from propagauss.inputs import as_latent, check_some_labels
 from propagauss.likelihoods.base import (
     Decomposition,
     Free,
@@ -234,9 +234,8 @@ class CategoricalLikelihood(Likelihood):
     def targets(self, y: Tensor, shape: torch.Size) -> Tensor:
         dim = self._class_dim(shape)
         positions = torch.Size((*shape[:dim], *shape[dim + 1 :]))
-        skipped = tensor(y, "the tensor of labels") == self.ignore_index
-        found = check_labels(y.masked_fill(skipped, 0), positions, shape[dim])
-        return found.masked_fill(skipped.reshape(found.shape), self.ignore_index)
+        found, counted = check_some_labels(y, positions, shape[dim], self.ignore_index)
+        return found.masked_fill(~counted, self.ignore_index)
 
     def points(self, y: Tensor) -> int:
         return self.count(y)

@@ -16,7 +16,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution
 from propagauss.checks import floating as real
 from propagauss.checks import from_numpy, kind, number, tensor, whole
 from propagauss.errors import InputError
-from propagauss.inputs import check_labels, check_targets
+from propagauss.inputs import check_some_labels, check_targets
 from propagauss.likelihoods.categorical import IGNORED, pick
 
 MOST_BINS = 1 << 20
@@ -207,11 +207,10 @@ def _as_classes(predictive: Any, labels: Any) -> tuple[Any, Any]:
 
 def _judged(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Predictions `[N, classes]` and labels `[N]`, without those that are skipped."""
-    skipped = tensor(labels, "the tensor of labels") == IGNORED
-    found = check_labels(labels.masked_fill(skipped, 0), predictions.shape[:-1], predictions.shape[-1])
-    counted = ~skipped.reshape(found.shape).to(predictions.device)
+    found, counted = check_some_labels(labels, predictions.shape[:-1], predictions.shape[-1], IGNORED)
+    found, counted = found.to(predictions.device), counted.to(predictions.device)
     _check_some(counted.nonzero())
-    return predictions[counted], found.to(predictions.device)[counted]
+    return predictions[counted], found[counted]
 
 
 def _real(predictions: Any) -> Tensor:
