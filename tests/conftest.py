@@ -26,6 +26,7 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
     if "torch.export" in sys.modules:
         _tables_of_decompositions()
+        _bounds_of_sizes()
     if "onnxscript" in sys.modules:
         _tables_for_onnx()
 
@@ -36,6 +37,14 @@ def _tables_of_decompositions() -> None:
 
     utils._materialize_cpp_cia_ops = functools.cache(utils._materialize_cpp_cia_ops)  # puts C++ ops into `torch.ops`
     torch._ops.Callable = typing.Callable  # in annotations that are read for every op; Python keeps what these make
+
+
+def _bounds_of_sizes() -> None:
+    """Nearly every program has the same one, `2 <= batch`, which takes sympy as long as a few ops take to be traced."""
+    from sympy.solvers import inequalities
+
+    solved = functools.lru_cache(4096)(inequalities.reduce_inequalities)
+    inequalities.reduce_inequalities = lambda given, symbol: solved(frozenset(given), symbol)
 
 
 def _tables_for_onnx() -> None:
