@@ -4,8 +4,9 @@
     python -m benchmarks.before_after v1.0 --only 'resnet*'
 
 Each version gets a process of its own, which builds a case and then times single blocks when it is asked to. The two
-take turns within every round, in changing order, so that a machine that changes speed changes both. The cases are those
-of this checkout; a version that cannot run one says so.
+build side by side and are timed in turns within every round, in changing order, so that a machine that changes speed
+changes both. A row is printed as soon as it is known. The cases are those of this checkout; a version that cannot run
+one says so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,11 +27,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.report import markdown_table
+from benchmarks.report import markdown_row, markdown_table
 
 HEADER = ("case", "before, x plain", "after, x plain", "after / before", "10% to 90%")
 ROOT = Path(__file__).parents[1]
+Workers = dict[str, subprocess.Popen[str]]
 ROUNDS, BLOCK = 15, 0.03
+FEWEST, LONGEST = 3, 60.0  # rounds of a case that takes more seconds than this
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -39,8 +43,11 @@ def main(arguments: list[str] | None = None) -> None:
         return
     with ExitStack() as stack:
         checkouts = {"before": stack.enter_context(checkout(args.before)), "after": ROOT}
-        rows = [compare(name, checkouts, args.rounds) for name in tqdm(_names(args.only), disable=None)]
-    print(markdown_table(HEADER, rows))
+        workers = {version: stack.enter_context(worker(path)) for version, path in checkouts.items()}
+        print(markdown_table(HEADER, []), flush=True)
+        for name in tqdm(_names(args.only), disable=None):
+            tqdm.write(markdown_row(compare(name, workers, args.rounds)))
+            sys.stdout.flush()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,19 +85,20 @@ def checkout(revision: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def compare(name: str, checkouts: dict[str, Path], rounds: int) -> tuple[str, ...]:
+def compare(name: str, workers: Workers, rounds: int) -> tuple[str, ...]:
     """One row of the table."""
-    with ExitStack() as stack:
-        workers = {version: stack.enter_context(worker(path)) for version, path in checkouts.items()}
-        for version, process in workers.items():
-            error = ask(process, {"build": name}).get("error")
-            if error:
-                return name, *["" if v != version else "fails" for v in workers], "", error[:60]
-        blocks: dict[str, list[tuple[float, float]]] = {version: [] for version in workers}
-        for _ in range(rounds):
-            for version in random.sample(list(workers), len(workers)):
-                answer = ask(workers[version], {"block": BLOCK})
-                blocks[version].append((answer["plain"], answer["method"]))
+    built = ask_all(workers, {"build": name})
+    errors = {version: answer["error"] for version, answer in built.items() if "error" in answer}
+    if errors:
+        return name, *["fails" if v in errors else "" for v in workers], "", "; ".join(errors.values())[:80]
+    blocks: dict[str, list[tuple[float, float]]] = {version: [] for version in workers}
+    start = time.monotonic()
+    for done in range(rounds):
+        if done >= FEWEST and time.monotonic() - start > LONGEST:
+            break
+        for version in random.sample(list(workers), len(workers)):
+            answer = ask(workers[version], {"block": BLOCK})
+            blocks[version].append((answer["plain"], answer["method"]))
     ratios = [after[1] / before[1] for before, after in zip(blocks["before"], blocks["after"], strict=True)]
     tenths = quantiles(ratios, n=10, method="inclusive") if len(ratios) > 1 else ratios * 9
     multiples = [f"{median(m / p for p, m in blocks[v]):.2f}" for v in workers]
@@ -114,8 +122,19 @@ def worker(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def ask(process: subprocess.Popen[str], question: dict[str, Any]) -> dict[str, Any]:
-    assert process.stdin is not None and process.stdout is not None
-    print(json.dumps(question), file=process.stdin, flush=True)
+    return ask_all({"": process}, question)[""]
+
+
+def ask_all(workers: Workers, question: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """All of them at once: each answers beside the others."""
+    for process in workers.values():
+        assert process.stdin is not None
+        print(json.dumps(question), file=process.stdin, flush=True)
+    return {version: answer_of(process) for version, process in workers.items()}
+
+
+def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("{"):
             return json.loads(line)
@@ -139,6 +158,7 @@ def serve() -> None:
                 case, method = next(
                     (c, m) for c, methods in chosen(None) for m in methods if f"{c.name}/{m.name}" == question["build"]
                 )
+                subjects.clear()  # memory for the next
                 x = case.inputs()
                 subjects = {"plain": Subject(case.plain(), x), "method": Subject(method.make(), x, method.needs_grad)}
                 for name, subject in subjects.items():

@@ -183,7 +183,11 @@ def markdown_table(header: Iterable[str], lines: Iterable[Iterable[str]], left: 
     """The first `left` columns aligned to the left, the others to the right."""
     names = list(header)
     rule = f"|{'---|' * left}{'--:|' * (len(names) - left)}"
-    return "\n".join([f"| {' | '.join(names)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)])
+    return "\n".join([markdown_row(names), rule, *map(markdown_row, lines)])
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _plain_time(rows: list[Row]) -> str:

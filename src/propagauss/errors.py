@@ -20,6 +20,16 @@ class InputError(PropagaussError):
     """A model, an example or a call argument that cannot be used."""
 
 
+def kept_norm(name: str) -> str:
+    """Why a table of embeddings cannot be random, if it is made with `max_norm`."""
+    layer = name.rpartition(".")[0] or "the layer"
+    return (
+        f"'{name}' cannot be random, since max_norm= shortens its rows in place whenever they are read; when it is "
+        f"trained, read all rows once, {layer}(torch.arange({layer}.num_embeddings)), and set {layer}.max_norm = None, "
+        "or leave it out of the random parameters"
+    )
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest candidate, or an empty string."""
     close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)

@@ -28,7 +28,7 @@ class Terms(NamedTuple):
 
     output: Tensor  # [B, C], with its graph
     loss: float  # negative log-likelihood; without its constant if there is a noise
-    targets: int  # number of target values, 0 if there is no noise
+    targets: int  # number of target values that count
     column: Root
 
 
@@ -150,7 +150,7 @@ class Likelihood(abc.ABC):
         """All that the fit asks about one batch; `where` begins the text of errors."""
         f, y = self.matched(output, y, where)
         fixed = f.detach()
-        return Terms(f, self.loss(fixed.double(), y).item(), y.numel() if self.noisy else 0, self.root(fixed))
+        return Terms(f, self.loss(fixed.double(), y).item(), y.numel(), self.root(fixed))
 
     # -- the prediction: from a Gaussian over the output
 

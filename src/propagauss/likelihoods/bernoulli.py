@@ -88,7 +88,7 @@ class BernoulliLikelihood(Likelihood):
         weights = torch.where(y > 0, self._weights(output, where), 1.0)
         losses = F.binary_cross_entropy_with_logits(fixed.double(), y.double(), reduction="none")
         curvature = weights * fixed.sigmoid() * (-fixed).sigmoid()
-        return Terms(f, (weights * losses).sum().item(), 0, diagonal_root(curvature.to(fixed)))
+        return Terms(f, (weights * losses).sum().item(), y.numel(), diagonal_root(curvature.to(fixed)))
 
     def _weights(self, output: Tensor, where: str) -> Tensor:
         """Of the positive labels, as `[B or 1, C]`."""

@@ -127,14 +127,15 @@ class CategoricalLikelihood(Likelihood):
         """Positions are independent of each other given the output, so that each has a root of its own."""
         f, labels = self.matched(output, y, where)
         fixed, dim = f.detach().unflatten(1, (labels.shape[1], -1)), self.dim_of(output, y, where)
-        column = _root_by_position(fixed.softmax(-1), (labels != self.ignore_index).to(f))
+        counted = labels != self.ignore_index
+        column = _root_by_position(fixed.softmax(-1), counted.to(f))
         last = output.movedim(dim, -1).shape
 
         def as_the_model_has_it(c: int) -> Tensor:
             return column(c).reshape(last).movedim(-1, dim).reshape(len(labels), -1)
 
         loss = self.loss(fixed.double(), labels).item()
-        return Terms(output.reshape(len(labels), -1), loss, 0, as_the_model_has_it)
+        return Terms(output.reshape(len(labels), -1), loss, int(counted.sum()), as_the_model_has_it)
 
     # -- the prediction
 

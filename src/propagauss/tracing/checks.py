@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from propagauss.errors import InputError
+from propagauss.errors import InputError, UnsupportedOpError, kept_norm
 from propagauss.nodes import argument, module_path, op_name
 from propagauss.rules.facts import facts
 
@@ -34,6 +35,15 @@ def refuse_training(graph: fx.Graph) -> None:
                 f"{op_name(node.target)} at '{module_path(node)}' is in training mode, where the output is random or "
                 "changes the model: call model.eval() first"
             )
+
+
+def refuse_kept_norms(graph: fx.Graph, parameters: Mapping[str, str], random: Collection[str]) -> None:
+    """A table of embeddings that is changed whenever it is read has no mean to be uncertain about."""
+    for node in graph.nodes:
+        if node.target == aten.embedding_renorm.default and isinstance(node.args[0], fx.Node):
+            name = parameters.get(node.args[0].name)
+            if name in random:
+                raise UnsupportedOpError(f"{op_name(node.target)} at '{module_path(node)}': {kept_norm(name)}")
 
 
 def _is_training(node: fx.Node, name: str) -> bool:

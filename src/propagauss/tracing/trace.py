@@ -21,7 +21,7 @@ from propagauss.gaussian import Gaussian, mean_of
 from propagauss.inputs import as_call
 from propagauss.nodes import mend_readers, module_path, op_name, reached, remember_origins
 from propagauss.tracing.calls.recurrent import RECURRENT_OPS
-from propagauss.tracing.checks import check_dtypes, check_integers, refuse_training
+from propagauss.tracing.checks import check_dtypes, check_integers, refuse_kept_norms, refuse_training
 from propagauss.tracing.exporting import Wanted, export, export_second_open, is_batched, is_sequence
 from propagauss.tracing.fixed_masks import fix_masks
 from propagauss.tracing.functional import functional
@@ -95,10 +95,12 @@ def trace(
     known = recall(key, own)
     if known is not None:
         copy = known[-1].copy()
-        return replace(copy, example=list(map(_in_place_of, means, copy.example)))
-    traced = _trace(model, leaves, spec, output, open_sequence, random)
-    # model and example are held, so that no other object gets their ids
-    keep(own if traced.recurrent else key, lambda: (model, means, traced.copy()))
+        traced = replace(copy, example=list(map(_in_place_of, means, copy.example)))
+    else:
+        traced = _trace(model, leaves, spec, output, open_sequence, random)
+        # model and example are held, so that no other object gets their ids
+        keep(own if traced.recurrent else key, lambda: (model, means, traced.copy()))
+    refuse_kept_norms(traced.graph, traced.parameters, random or ())
     return traced
 
 

@@ -62,6 +62,12 @@ def test_bad_data(data, likelihood, message):
         fit_laplace(nn.Linear(4, 3).eval(), data, likelihood)
 
 
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "full"])
+def test_labels_that_are_all_skipped(structure):
+    with pytest.raises(InputError, match="every label of the loader is skipped"):
+        fit_laplace(nn.Linear(4, 3).eval(), [(X, LABELS * 0 - 100)], structure=structure)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

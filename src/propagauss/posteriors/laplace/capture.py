@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from propagauss.errors import InputError
-from propagauss.posteriors.laplace.spots import Reading, Spot, padding, read
+from propagauss.errors import InputError, kept_norm
+from propagauss.posteriors.laplace.spots import Reading, Spot, lookup, read
 
 
 @dataclass
@@ -97,13 +97,11 @@ class Capture(TorchFunctionMode):
         _refuse_randomness(func, kwargs)
         if func is F.multi_head_attention_forward:
             return self._look_inside(func, args, kwargs)
+        self._note_lookup(func, args, kwargs)
         result = func(*args, **kwargs)
         touched = [self.names[id(t)] for t in pytree.tree_leaves((args, kwargs)) if id(t) in self.names]
         if not touched or not any(isinstance(t, Tensor) for t in pytree.tree_leaves(result)):
             return result
-        padded = padding(func, args, kwargs)
-        if padded is not None and id(padded[0]) in self.names:
-            self.padding.add((self.names[id(padded[0])], padded[1]))
         reader = _READERS.get(func)
         layer = reader(*args, **kwargs) if reader else None
         if layer is None:
@@ -120,6 +118,16 @@ class Capture(TorchFunctionMode):
         probe = torch.zeros_like(result, requires_grad=True)
         self.uses.append(Use(layer, weight, bias, probe))
         return result + probe
+
+    def _note_lookup(self, func: Any, args: Any, kwargs: Any) -> None:
+        found = lookup(func, args, kwargs)
+        name = None if found is None else self.names.get(id(found.table))
+        if found is None or name is None:
+            return
+        if found.keeps_norm:
+            raise InputError(kept_norm(name))
+        if found.padding is not None:
+            self.padding.add((name, found.padding))
 
     def _spotted(self, result: Any, touched: list[str], readings: list[Reading]) -> Any:
         """Note what of the parameters of a call can be read, and watch its result."""

@@ -118,9 +118,11 @@ def fit_laplace(
                 raise InputError(
                     "the loader is empty: a Laplace fit needs the training data (an exhausted iterator, perhaps?)"
                 )
+            if targets == 0:
+                raise InputError("every label of the loader is skipped: a Laplace fit needs the labels of training data")
             report_deterministic(forward.chosen, curvature.names)
             squared_norm = sum(forward.parameters[n].double().square().sum().item() for n in curvature.names)
-            evidence = Evidence(_eigenvalues(curvature), squared_norm, loss, targets)
+            evidence = Evidence(_eigenvalues(curvature), squared_norm, loss, targets if named.noisy else 0)
             common = evidence.maximise(delta, sigma)
             chosen = (
                 _by_layer(curvature, evidence, *common, sigma is not None) if per_layer else _for_all(evidence, *common)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -191,10 +191,17 @@ def read(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Reading]:
         return []
 
 
-def padding(func: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[Tensor, int] | None:
-    """The table of embeddings of a call, and its row for padding: no gradient reaches it, so training leaves it."""
+class Lookup(NamedTuple):
+    """Of a call that looks up embeddings."""
+
+    table: Tensor
+    padding: int | None  # the row for padding: no gradient reaches it, so training leaves it
+    keeps_norm: bool  # rows that are longer than `max_norm` are shortened in the table itself, whenever they are read
+
+
+def lookup(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Lookup | None:
     if func not in (F.embedding, F.embedding_bag):
         return None
     call = inspect.signature(func).bind(*args, **kwargs).arguments
     row, table = call.get("padding_idx"), call["weight"]
-    return None if row is None else (table, row % len(table))
+    return Lookup(table, None if row is None else row % len(table), call.get("max_norm") is not None)
