@@ -1,5 +1,6 @@
 """Samples of a batch that an op moves or mixes: a joint covariance per sample cannot follow them."""
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -30,8 +31,15 @@ def test_full_covariance_of_a_moved_or_mixed_batch(name: str) -> None:
 
 @pytest.mark.parametrize("name", MOVES)
 def test_diagonal_covariance_of_a_moved_or_mixed_batch(name: str) -> None:
+    """Samples count as independent there, which the weights that they share make wrong: it is said."""
     model = Call(MOVES[name])
-    g = pg.streamline(model, diagonal(model), X)(X)
+    if name == "transpose":  # moved as a whole
+        net = pg.streamline(model, diagonal(model), X)
+    else:
+        with pytest.warns(UserWarning, match="samples of a batch depend on each other, by aten"):
+            net = pg.streamline(model, diagonal(model), X)
+        assert "samples of the batch, which share the weights, count as independent" in str(net.plan)
+    g = net(X)
     torch.testing.assert_close(g.mean, model(X).detach())
     assert (g.variance >= 0).all() and g.variance.max() > 0
 
@@ -53,3 +61,23 @@ def test_what_keeps_samples_apart_has_a_joint_covariance(name: str) -> None:
     jacobians = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,)).reshape(len(x), -1))(named)
     expected = sum(1e-8 * j.flatten(2) @ j.flatten(2).mT for j in jacobians.values())
     torch.testing.assert_close(g.covariance, expected, rtol=1e-5, atol=1e-14)
+
+
+def test_samples_that_meet_before_anything_is_random() -> None:
+    """What is certain may depend on the whole batch; an example of one sample is enough to see it where it may not."""
+
+    class Centred(torch.nn.Module):
+        def __init__(self, after: bool):
+            super().__init__()
+            self.layer, self.after = torch.nn.Linear(3, 2), after
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (h := self.layer(x)) - h.mean(0) if self.after else self.layer(x - x.mean(0))
+
+    before, after = Centred(after=False).eval(), Centred(after=True).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        g = pg.streamline(before, diagonal(before), X)(X)
+        torch.testing.assert_close(g.mean, before(X).detach())
+    with pytest.warns(UserWarning, match="samples of a batch depend on each other"):
+        pg.streamline(after, diagonal(after), X[:1])

@@ -18,10 +18,10 @@ from propagauss.network.linearised import Linearised
 from propagauss.passes.backwards.choice import checked, choose
 from propagauss.passes.backwards.direction import check_one_direction
 from propagauss.passes.backwards.narrow import read_before_last_layer
-from propagauss.passes.backwards.samples.apart import check_samples_apart
 from propagauss.passes.backwards.sweep import Sweep
 from propagauss.passes.early_selection import select_early
 from propagauss.passes.recognise import recognise
+from propagauss.passes.samples_apart import check_samples_apart
 from propagauss.posteriors.base import Posterior
 from propagauss.rules import adjoints  # noqa: F401 (registers them)
 from propagauss.tracing.trace import Traced, trace

@@ -47,7 +47,7 @@ def check_first_order(net: Streamlined, traced: Traced, posterior: Posterior | N
     """
     custom = sorted({op_name(n.target) for n in traced.graph.nodes if is_custom(n.target)})
     if custom:
-        warnings.warn(f"not checked: PyTorch has no forward derivative of {', '.join(custom)}", stacklevel=3)
+        warnings.warn(f"not checked: PyTorch has no forward derivative of {', '.join(custom)}", stacklevel=4)
         return
     with torch.no_grad():
         given = net.outputs([leaf for leaf, node in zip(example, traced.inputs, strict=True) if node is not None])
@@ -65,7 +65,7 @@ def check_first_order(net: Streamlined, traced: Traced, posterior: Posterior | N
                 f"covariance={g.structure!r} (net.plan says where). Do not trust their size or their ranking: use "
                 "pg.linearise, which is exact to first order, or make fewer layers random. "
                 "pg.tasks.fidelity(net, model, posterior, inputs) says which parameters lose most.",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

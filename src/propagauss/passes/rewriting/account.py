@@ -15,6 +15,7 @@ from propagauss.passes.rewriting.new_graph import NewGraph
 from propagauss.posteriors.diagonal import DiagonalPosterior
 
 MEAN_ALONE = "at the mean"  # in place of a rule
+MIXED = "samples of the batch, which share the weights, count as independent"
 
 Notes = Sequence[tuple[fx.Node, Step]]  # what was done at each op, in order
 
@@ -34,7 +35,7 @@ def plan_of(new: NewGraph, notes: Notes, left_out: AbstractSet[fx.Node]) -> Plan
     idle = {names[n.name] for n in _idle_parameters(new)}
     unused = sorted((set() if new.posterior is None else set(new.posterior.names)) - used)
     if unused:
-        warnings.warn(f"the model never uses these parameters of the posterior: {', '.join(unused)}", stacklevel=5)
+        warnings.warn(f"the model never uses these parameters of the posterior: {', '.join(unused)}", stacklevel=6)
     remarks = []
     if idle:
         remarks.append(f"no effect, as attention fixes queries and keys at their means: {', '.join(sorted(idle))}")
@@ -69,6 +70,18 @@ def step_of(new: NewGraph, node: fx.Node, rule: str, note: str) -> Step:
         shape = (f"{len(value)} parts",)
     structure = "none" if rule == MEAN_ALONE else new.options.covariance
     return Step(op_name(node.target), module_path(node), rule, structure, shape, note)
+
+
+def warn_of_mixing(found: Sequence[fx.Node]) -> None:
+    """One warning for all ops that take uncertain samples of a batch together."""
+    if found:
+        where = ", ".join(dict.fromkeys(f"{op_name(n.target)} at '{module_path(n)}'" for n in found))
+        warnings.warn(
+            f"the samples of a batch depend on each other, by {where}: they share the random weights and so move "
+            "together, but count as independent, so that the variances may be far from the truth. Let the model treat "
+            "samples one by one.",
+            stacklevel=5,
+        )
 
 
 def unsupported(found: Sequence[tuple[fx.Node, str]]) -> UnsupportedOpError:

@@ -21,13 +21,14 @@ from propagauss.nodes import A_NUMBER, AT_MEAN, STEP, is_assertion, is_complex, 
 from propagauss.passes.demand import wanted
 from propagauss.passes.fusion import Chains, cut, is_pointwise
 from propagauss.passes.recognise import release
-from propagauss.passes.rewriting.account import MEAN_ALONE, plan_of, step_of, unsupported
+from propagauss.passes.rewriting.account import MEAN_ALONE, MIXED, plan_of, step_of, unsupported, warn_of_mixing
 from propagauss.passes.rewriting.joint import Joint
 from propagauss.passes.rewriting.new_graph import NewGraph
 from propagauss.passes.rewriting.site import OpSite
 from propagauss.passes.rewriting.strategies import FOR_FAILED, STRATEGIES, fits
 from propagauss.passes.rewriting.trial import try_out
 from propagauss.passes.sample_mixing import is_batched, mixes_samples, samples_of
+from propagauss.passes.samples_apart import samples_may_meet
 from propagauss.posteriors.base import Posterior
 from propagauss.rules.derivatives.tangent import is_affine
 from propagauss.rules.elementwise.activation import CLOSED
@@ -42,11 +43,13 @@ aten = torch.ops.aten
 def rewrite(traced: Traced, posterior: Posterior | None, options: Options) -> Streamlined:
     """The streamlined network. An op whose rule turns out not to fit it is linearised by its own Jacobian instead."""
     failed: dict[fx.Node, Exception] = {}
+    mixed = not options.full and samples_may_meet(traced)
     while True:
-        rewriter = Rewriter(traced, posterior, options, failed)
+        rewriter = Rewriter(traced, posterior, options, failed, mixed)
         net = rewriter.run()
         failure = try_out(net, traced)
         if failure is None:
+            warn_of_mixing(rewriter.mixing)
             return net
         culprit = rewriter.owner.get(failure.node)
         if culprit is None or culprit in failed:
@@ -56,11 +59,20 @@ def rewrite(traced: Traced, posterior: Posterior | None, options: Options) -> St
 
 
 class Rewriter:
-    """One walk over the traced graph; the ops in `failed` have rules that did not run on the example."""
+    """One walk over the traced graph; the ops in `failed` have rules that did not run on the example.
+
+    With `mixed`, some op takes samples of a batch together; `mixing` then names those that do so to uncertain ones.
+    """
 
     def __init__(
-        self, traced: Traced, posterior: Posterior | None, options: Options, failed: Mapping[fx.Node, Exception]
+        self,
+        traced: Traced,
+        posterior: Posterior | None,
+        options: Options,
+        failed: Mapping[fx.Node, Exception],
+        mixed: bool,
     ):
+        self.mixed, self.mixing = mixed, list[fx.Node]()
         self.traced, self.options, self.failed = traced, options, failed
         self.names = set() if posterior is None else set(posterior.names)
         self.downstream = self._downstream()
@@ -216,7 +228,11 @@ class Rewriter:
         new.env[node] = value
         if self.options.full and not emitted.is_whole:
             new.env[node] = self.joint.with_covariances(node, value)
-        step = None if emitted.rule is None else step_of(new, node, emitted.rule, emitted.note)
+        note = emitted.note
+        if self.mixed and mixes_samples(node, self._batched(random), self.traced):
+            self.mixing.append(node)
+            note = MIXED
+        step = None if emitted.rule is None else step_of(new, node, emitted.rule, note)
         if step is not None:
             kept = new.env[node] is not value
             self._note(node, step.extended("covariance between its arguments kept") if kept else step)
@@ -252,13 +268,16 @@ class Rewriter:
 
     def _check_full(self, node: fx.Node, random: list[fx.Node]) -> None:
         """Collect what the full structure cannot represent."""
-        new = self.new
-        batched = [r for r in random if r not in new.unbatched and r not in new.virtual]
+        new, batched = self.new, self._batched(random)
         lifted = not batched and node not in new.unbatched and isinstance(node.meta["val"], Tensor)
         if (batched and mixes_samples(node, batched, self.traced)) or (
             lifted and samples_of(node, self.traced) is None
         ):
             self.unsupported.append((node, "mixes the samples of a batch, or moves the batch away from the front"))
+
+    def _batched(self, random: list[fx.Node]) -> list[fx.Node]:
+        """Those with a row for each sample."""
+        return [r for r in random if r not in self.new.unbatched and r not in self.new.virtual]
 
     def _note(self, node: fx.Node, step: Step) -> None:
         self.notes.append((node, step))
