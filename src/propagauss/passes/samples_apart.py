@@ -91,12 +91,14 @@ def _other_first(value: Any, traced: Traced) -> Any:
     """The first sample replaced by one between it and the last, or zero, which the model takes as well."""
     if not _has_samples(value, traced):
         return value
-    last = value[-1]
-    if value.is_floating_point():
-        first = (value[0] + (0 if torch.equal(value[0], last) else last)) / 2
+    first, last = value[0], value[-1]
+    if not value.is_floating_point():
+        other = last
+    elif torch.equal(first, last):
+        other = first / 2
     else:
-        first = last
-    return torch.cat([first.unsqueeze(0), value[1:]])
+        other = (first + last) / 2
+    return torch.cat([other.unsqueeze(0), value[1:]])
 
 
 def _run(traced: Traced, inputs: list[Any]) -> Any:

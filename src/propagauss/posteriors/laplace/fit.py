@@ -119,7 +119,7 @@ def fit_laplace(
                     "the loader is empty: a Laplace fit needs the training data (an exhausted iterator, perhaps?)"
                 )
             if targets == 0:
-                raise InputError("every label of the loader is skipped: a Laplace fit needs the labels of training data")
+                raise InputError("every label of the loader is skipped: a Laplace fit needs labels of training data")
             report_deterministic(forward.chosen, curvature.names)
             squared_norm = sum(forward.parameters[n].double().square().sum().item() for n in curvature.names)
             evidence = Evidence(_eigenvalues(curvature), squared_norm, loss, targets if named.noisy else 0)
