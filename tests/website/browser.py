@@ -86,6 +86,14 @@ class Browser:
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._message())
 
+    @contextmanager
+    def without_workers(self) -> Iterator[None]:
+        """Pages that are opened within it start no work beside their own."""
+        nothing = "window.Worker = class extends EventTarget { postMessage() {} terminate() {} }"
+        script = self("Page.addScriptToEvaluateOnNewDocument", source=nothing)["identifier"]
+        yield
+        self("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+
     def resize(self, width: int, height: int = 900) -> None:
         """As a window of this size; as a phone with a touch screen if it is narrow."""
         phone = width < 600

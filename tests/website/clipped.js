@@ -5,23 +5,26 @@
   const scrolls = (style) => ["auto", "scroll"].includes(style.overflowX);
   const cuts = (style) => ["hidden", "clip"].includes(style.overflowX) && style.display !== "inline";
 
-  // Where an element may be: within the window and within all that is around it and cuts, up to what scrolls.
-  function room(element) {
-    let [left, right] = [0, document.documentElement.clientWidth];
-    for (let outer = element.parentElement; outer; outer = outer.parentElement) {
-      const style = getComputedStyle(outer);
-      if (scrolls(style) || style.position === "fixed") return [-Infinity, Infinity];
-      if (!cuts(style)) continue;
-      const box = outer.getBoundingClientRect();
-      [left, right] = [Math.max(left, box.left), Math.min(right, box.right)];
-    }
-    return [left, right];
+  // Where what is in an element may be: within the window and within all that is around it and cuts, up to what scrolls.
+  const rooms = new Map([[null, [0, document.documentElement.clientWidth]]]);
+  function room(outer) {
+    if (!rooms.has(outer)) rooms.set(outer, within(outer));
+    return rooms.get(outer);
+  }
+
+  function within(outer) {
+    const style = getComputedStyle(outer);
+    if (scrolls(style) || style.position === "fixed") return [-Infinity, Infinity];
+    const [left, right] = room(outer.parentElement);
+    if (!cuts(style)) return [left, right];
+    const box = outer.getBoundingClientRect();
+    return [Math.max(left, box.left), Math.min(right, box.right)];
   }
 
   function beyond(element) {
     const box = element.getBoundingClientRect();
     if (box.width < 2 || box.height < 2) return 0;
-    const [left, right] = room(element);
+    const [left, right] = room(element.parentElement);
     const inside = cuts(getComputedStyle(element)) ? element.scrollWidth - element.clientWidth : 0;
     return Math.round(Math.max(box.right - right, left - box.left, inside) - 0.5);
   }

@@ -3,6 +3,7 @@
 Elsewhere these tests are skipped: PROPAGAUSS_SITE names the folder that `mkdocs build` wrote.
 """
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -61,10 +62,13 @@ def test_pages_are_whole_and_need_no_other_server(browser, address):
     found = []
     pages = sorted(page.relative_to(SITE).parent.as_posix() for page in SITE.rglob("index.html"))
     assert len(pages) > 30
-    for page in pages:
-        where = "" if page == "." else f"{page}/"
-        browser.open(address + where)
-        found += clipped(browser, where) + [f"{where}: {p}" for p in browser.problems() if not absent(p)]
+    with contextlib.ExitStack() as stack:
+        for page in pages:
+            where = "" if page == "." else f"{page}/"
+            browser.open(address + where)
+            found += clipped(browser, where) + [f"{where}: {p}" for p in browser.problems() if not absent(p)]
+            if page == pages[0]:  # which has read what can be searched: for each page, a quarter of the time
+                stack.enter_context(browser.without_workers())
     assert not found, "\n".join(found)
 
 
