@@ -29,3 +29,16 @@ def quiet(message: str = "") -> Iterator[None]:
             yield
         finally:
             logger.setLevel(level)
+
+
+@contextmanager
+def levels_kept() -> Iterator[None]:
+    """Levels of torch.vmap and torch.func that ops of a traced model begin are ended, whatever happens in between."""
+    from torch._C import _functorch as levels
+
+    depth = levels.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        if levels.get_dynamic_layer_stack_depth() > depth:
+            levels.pop_dynamic_layer_stack_and_undo_to_depth(depth)

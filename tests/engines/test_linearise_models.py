@@ -120,3 +120,16 @@ def test_a_spectral_posterior_in_every_direction() -> None:
     )
     for some in (posterior, posterior.select("0.*")):
         assert relative(pg.linearise(model, some, x)(x), GLM(model, some)(x)) < 1e-9
+
+
+def test_a_refused_vmap_leaves_pytorch_as_it_was() -> None:
+    """Its levels were begun when the ops of the model were tried one by one."""
+
+    class Mapped(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.vmap(lambda row: row.tanh())(super().forward(x))
+
+    model = Mapped(3, 3).eval()
+    with pytest.raises(pg.UnsupportedOpError, match="batch"):
+        pg.linearise(model, pg.DiagonalPosterior({"weight": torch.ones(3, 3)}), torch.randn(4, 3))
+    assert torch.randn(3).isfinite().all()  # it raised "called random operation while in randomness error mode"

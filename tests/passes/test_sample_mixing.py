@@ -20,6 +20,10 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "cumulative": lambda x: x.cumsum(0),
     "reversed": lambda x: x.flip(0),
     "rolled": lambda x: x.roll(1, 0),
+    "added to the first": lambda x: torch.zeros_like(x).index_add(0, torch.zeros(len(x), dtype=torch.long), x),
+    "added to the last": lambda x: torch.zeros_like(x).scatter_add(0, torch.full_like(x, len(x) - 1).long(), x),
+    "Fourier transform over the batch": lambda x: torch.fft.fft(x, dim=0).real,
+    "orthogonal factor": lambda x: torch.linalg.qr(x)[0],
 }
 
 
@@ -81,3 +85,9 @@ def test_samples_that_meet_before_anything_is_random() -> None:
         torch.testing.assert_close(g.mean, before(X).detach())
     with pytest.warns(UserWarning, match="samples of a batch depend on each other"):
         pg.streamline(after, diagonal(after), X[:1])
+
+
+def test_parts_of_a_list_keep_samples_apart() -> None:
+    """Tensors that an op broadcasts come as a list."""
+    model = Call(lambda x: torch.nn.functional.smooth_l1_loss(x, x.flip(1), reduction="none"))
+    assert pg.streamline(model, diagonal(model), X, covariance="full")(X).variance.isfinite().all()

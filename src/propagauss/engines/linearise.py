@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from propagauss import rules  # noqa: F401 (registers the built-in rules)
-from propagauss.alone import ALONE
+from propagauss.alone import ALONE, levels_kept
 from propagauss.checks import choice as one_of
 from propagauss.engines.arguments import as_source, bound, check_example, fitted_noise
 from propagauss.errors import UnsupportedOpError
@@ -59,7 +59,7 @@ def linearise(
     wanted = checked(outputs)
     model = as_source(model)
     check_example(example, output, sparse=False)
-    with ALONE:
+    with ALONE, levels_kept():
         net = _linearised(model, bound(model, posterior), example, wanted, covariance == "full", output)
     net.settings = {"outputs": outputs, "covariance": covariance, "output": output}
     net.noise = fitted_noise(posterior)

@@ -6,13 +6,14 @@ whether any other changes with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from propagauss.inputs.samples import others
 from propagauss.nodes import depends, hint
 from propagauss.tracing.trace import Traced
 
@@ -34,7 +35,9 @@ def samples_of(node: fx.Node, traced: Traced) -> tuple[int, int] | None:
 
     None if other entries come before the samples, so that those of one sample are not together.
     """
-    for i, size in enumerate(node.meta["val"].shape):
+    value = node.meta["val"]
+    first = value[0] if isinstance(value, (tuple, list)) else value
+    for i, size in enumerate(first.shape):
         if depends(size, traced.batch_symbols) or (not traced.batch_is_dynamic and hint(size) % traced.batch == 0):
             return i + 1, max(hint(size) // traced.batch, 1)
         if hint(size) != 1:
@@ -42,16 +45,41 @@ def samples_of(node: fx.Node, traced: Traced) -> tuple[int, int] | None:
     return None
 
 
-def mixes_samples(node: fx.Node, random: list[fx.Node], traced: Traced) -> bool:
-    """Whether changing the first sample of the uncertain arguments changes the result for any other sample."""
+def mixes_samples(
+    node: fx.Node, is_batched: Callable[[fx.Node], bool], traced: Traced, inner: Container[fx.Node] = ()
+) -> bool:
+    """Whether changing one sample of the uncertain arguments, those of `is_batched`, changes the result for any other.
+
+    What comes before it among `inner` is a part of the op, such as the whole result of which it takes one part.
+    """
+    steps = _with_inner(node, inner)
+    inputs = list(dict.fromkeys(a for step in steps for a in step.all_input_nodes if a not in steps))
+    changing = [a for a in inputs if is_batched(a)]
 
     def run(values: dict[fx.Node, Any]) -> Any:
-        op: Any = node.target
-        args: Any = map_arg(node.args, lambda a: values[a])
-        kwargs: Any = map_arg(node.kwargs, lambda a: values[a])
-        return op(*args, **kwargs)
+        known = dict(values)
+        for step in steps:
+            op: Any = step.target
+            args: Any = map_arg(step.args, known.__getitem__)
+            kwargs: Any = map_arg(step.kwargs, known.__getitem__)
+            known[step] = op(*args, **kwargs)
+        return known[node]
 
-    return any(_mixes(run, node.all_input_nodes, random, traced))
+    return bool(changing) and any(_mixes(run, inputs, changing, traced))
+
+
+def _with_inner(node: fx.Node, inner: Container[fx.Node]) -> list[fx.Node]:
+    """The node, after what leads to it within `inner`."""
+    found: dict[fx.Node, None] = {}
+
+    def visit(step: fx.Node) -> None:
+        for a in step.all_input_nodes:
+            if a in inner and a not in found:
+                visit(a)
+        found[step] = None
+
+    visit(node)
+    return list(found)
 
 
 def keeps_apart(
@@ -73,33 +101,37 @@ def _mixes(
     generator = torch.Generator().manual_seed(0)
     for flipped in (False, True):
         known = Values(traced, flipped)
-        for start, width in RANGES:
+        for i, (start, width) in enumerate(RANGES):
+            sample = -(
+                (i + flipped) % 2
+            )  # the first or the last: what is added up in one of them changes that one alone
             values = {a: _trial(a, known, generator, start, width) for a in inputs}
             changed = dict(values)
             for a in random:
-                changed[a] = _changed(values[a], traced.batch, generator)
+                changed[a] = _changed(values[a], traced.batch, sample, generator)
             try:
                 before, after = _floats(run(values)), _floats(run(changed))
             except Exception:  # not every op takes made-up numbers
                 continue
-            yield any(_differs(one, other, traced.batch) for one, other in zip(before, after, strict=True))
+            yield any(_differs(one, other, traced.batch, sample) for one, other in zip(before, after, strict=True))
 
 
-def _differs(one: Tensor, other: Tensor, batch: int) -> bool:
+def _differs(one: Tensor, other: Tensor, batch: int, sample: int) -> bool:
+    """For any other than `sample`, 0 or -1."""
     if one.numel() % batch or other.numel() % batch:
         return True
-    rest, others = one.reshape(batch, -1)[1:], other.reshape(batch, -1)[1:]
-    return not torch.allclose(rest, others, rtol=0, atol=0, equal_nan=True)
+    before, after = (others(result.reshape(batch, -1), sample) for result in (one, other))
+    return not torch.allclose(before, after, rtol=0, atol=0, equal_nan=True)
 
 
-def _changed(value: Any, batch: int, generator: torch.Generator) -> Any:
+def _changed(value: Any, batch: int, sample: int, generator: torch.Generator) -> Any:
     if isinstance(value, (tuple, list)):
-        return [_changed(v, batch, generator) for v in value]
+        return [_changed(v, batch, sample, generator) for v in value]
     if not isinstance(value, Tensor) or not _is_inexact(value) or value.numel() % batch or not value.numel():
         return value
     value = value.clone(memory_format=torch.contiguous_format)
     rows = value.view(batch, -1)
-    rows[0] += 0.05 * (1 + torch.rand(rows.shape[1], generator=generator, dtype=rows.real.dtype))
+    rows[sample] += 0.05 * (1 + torch.rand(rows.shape[1], generator=generator, dtype=rows.real.dtype))
     return value
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from propagauss.errors import UnsupportedOpError
+from propagauss.inputs.samples import has_samples, others, with_another
 from propagauss.nodes import depends, is_assertion, reached
 from propagauss.tracing.trace import Traced
 
@@ -24,7 +25,7 @@ class _Plain(fx.Interpreter):
 
 
 def check_samples_apart(traced: Traced) -> None:
-    """Raise if another first sample changes what the model returns for the others, on the example."""
+    """Raise if another first or last sample changes what the model returns for the others, on the example."""
     values = _example(traced)
     found = _dependent_output(traced, values)
     if found is None:
@@ -48,7 +49,7 @@ def samples_may_meet(traced: Traced) -> bool:
         if any(_is_of_all(output, traced) for output in traced.outputs):
             return True
         # two are enough to tell
-        values = [v[[0, -1]] if _has_samples(v, traced) else v for v in values]
+        values = [v[[0, -1]] if has_samples(v, traced.batch) else v for v in values]
         traced = replace(traced, batch=2)
     try:
         return _dependent_output(traced, values) is not None
@@ -69,36 +70,21 @@ def _example(traced: Traced) -> list[Any]:
 
 
 def _dependent_output(traced: Traced, values: list[Any]) -> tuple[int, Tensor] | None:
-    """The first output in which other samples change with the first one, if any, and what it was before."""
-    if traced.batch < 2 or not any(_has_samples(v, traced) for v in values):
+    """The first output in which others change with the first sample, or the last, if any, and what it was before."""
+    if traced.batch < 2 or not any(has_samples(v, traced.batch) for v in values):
         return None
-    before, after = (_run(traced, given) for given in (values, [_other_first(v, traced) for v in values]))
-    for i, (old, new) in enumerate(zip(before, after, strict=True)):
-        plain = isinstance(old, Tensor) and old.is_floating_point() and old.layout == torch.strided
-        if not plain or old.shape[:1] != (traced.batch,):
-            continue
-        change = (new - old).abs()
-        if change[1:].amax() > TOLERANCE * (change[0].amax() + old.abs().amax() * torch.finfo(old.dtype).eps):
-            return i, old
+    before = _run(traced, values)
+    for sample in (0, -1):
+        after = _run(traced, [with_another(v, sample, traced.batch) for v in values])
+        for i, (old, new) in enumerate(zip(before, after, strict=True)):
+            plain = isinstance(old, Tensor) and old.is_floating_point() and old.layout == torch.strided
+            if not plain or old.shape[:1] != (traced.batch,):
+                continue
+            change = (new - old).abs()
+            noise = old.abs().amax() * torch.finfo(old.dtype).eps
+            if others(change, sample).amax() > TOLERANCE * (change[sample].amax() + noise):
+                return i, old
     return None
-
-
-def _has_samples(value: Any, traced: Traced) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == traced.batch
-
-
-def _other_first(value: Any, traced: Traced) -> Any:
-    """The first sample replaced by one between it and the last, or zero, which the model takes as well."""
-    if not _has_samples(value, traced):
-        return value
-    first, last = value[0], value[-1]
-    if not value.is_floating_point():
-        other = last
-    elif torch.equal(first, last):
-        other = first / 2
-    else:
-        other = (first + last) / 2
-    return torch.cat([other.unsqueeze(0), value[1:]])
 
 
 def _run(traced: Traced, inputs: list[Any]) -> Any:

@@ -125,6 +125,32 @@ def test_samples_must_not_depend_on_each_other():
     fit_laplace(Shifted(4, 3).eval(), [({"x": X, "shift": torch.arange(4.0)}, LABELS)])
 
 
+class MixingLast(nn.Linear):
+    """Samples meet after the last layer, where each structure would read another curvature."""
+
+    def __init__(self, mix):
+        super().__init__(4, 3)
+        self.mix = mix
+
+    def forward(self, x):
+        return self.mix(super().forward(x))
+
+
+MIXES = {
+    "the first": lambda h: h + h[0],
+    "sum in the first": lambda h: h.index_add(0, torch.zeros(len(h), dtype=torch.long), h),
+    "mean": lambda h: h - h.mean(0),
+    "attention": lambda h: (h @ h.T).softmax(-1) @ h,
+}
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "full"])
+@pytest.mark.parametrize("name", MIXES)
+def test_samples_must_not_meet_after_the_last_layer(name, structure):
+    with pytest.raises(InputError, match="depend on the rest of its batch"):
+        fit_laplace(MixingLast(MIXES[name]).eval(), [(X, LABELS)], structure=structure)
+
+
 class Unused(nn.Module):
     """A parameter without effect, next to an LSTM that torch.vmap refuses."""
 

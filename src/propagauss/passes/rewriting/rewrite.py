@@ -229,8 +229,8 @@ class Rewriter:
         if self.options.full and not emitted.is_whole:
             new.env[node] = self.joint.with_covariances(node, value)
         note = emitted.note
-        if self.mixed and mixes_samples(node, self._batched(random), self.traced):
-            self.mixing.append(node)
+        if self.mixed and self._mixes(node):
+            self.mixing.append(_whole(node))
             note = MIXED
         step = None if emitted.rule is None else step_of(new, node, emitted.rule, note)
         if step is not None:
@@ -268,16 +268,17 @@ class Rewriter:
 
     def _check_full(self, node: fx.Node, random: list[fx.Node]) -> None:
         """Collect what the full structure cannot represent."""
-        new, batched = self.new, self._batched(random)
+        new = self.new
+        batched = any(r not in new.unbatched and r not in new.virtual for r in random)
         lifted = not batched and node not in new.unbatched and isinstance(node.meta["val"], Tensor)
-        if (batched and mixes_samples(node, batched, self.traced)) or (
-            lifted and samples_of(node, self.traced) is None
-        ):
-            self.unsupported.append((node, "mixes the samples of a batch, or moves the batch away from the front"))
+        if self._mixes(node) or (lifted and samples_of(node, self.traced) is None):
+            self.unsupported.append(
+                (_whole(node), "mixes the samples of a batch, or moves the batch away from the front")
+            )
 
-    def _batched(self, random: list[fx.Node]) -> list[fx.Node]:
-        """Those with a row for each sample."""
-        return [r for r in random if r not in self.new.unbatched and r not in self.new.virtual]
+    def _mixes(self, node: fx.Node) -> bool:
+        new = self.new
+        return mixes_samples(node, lambda a: a in new.random and a not in new.unbatched, self.traced, new.virtual)
 
     def _note(self, node: fx.Node, step: Step) -> None:
         self.notes.append((node, step))
@@ -297,6 +298,11 @@ class Rewriter:
         if value in new.random or not is_float(value) or is_complex(value):
             return result
         return new.graph.call_function(to_gaussian, (result,))
+
+
+def _whole(node: fx.Node) -> fx.Node:
+    """The op that gave the parts of which a node takes one."""
+    return node.args[0] if node.target is operator.getitem and isinstance(node.args[0], fx.Node) else node
 
 
 def _refusal(node: fx.Node) -> str | None:

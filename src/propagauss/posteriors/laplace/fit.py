@@ -30,7 +30,7 @@ from propagauss.posteriors.fingerprint import fingerprint as weights_of
 from propagauss.posteriors.laplace.columns import few
 from propagauss.posteriors.laplace.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
 from propagauss.posteriors.laplace.evidence import Evidence
-from propagauss.posteriors.laplace.gradients import Batch, Forward
+from propagauss.posteriors.laplace.gradients import Batch, Forward, check_samples_apart
 from propagauss.posteriors.laplace.layers import LayeredEvidence, Prior, layers_of, warn_of_bounds
 from propagauss.posteriors.laplace.ranks import Ranks, check_parts, fingerprint
 from propagauss.posteriors.laplace.reports import report_deterministic, report_unlearnt
@@ -247,6 +247,8 @@ def _accumulate(
             output, seen = forward.capture(x, f"{where}: ", len(y))
             if not output.isfinite().all():
                 raise InputError(f"{where}: the outputs of the model are not finite{_cause(x, forward)}")
+            if samples == 0:
+                check_samples_apart(forward, x, output, len(y))
             terms = likelihood.terms(output, y, where)
             if not math.isfinite(terms.loss):
                 raise InputError(f"{where}: the loss is {terms.loss}; are there missing values among the targets?")
