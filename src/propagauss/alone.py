@@ -7,11 +7,13 @@ of this and need no lock.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 ALONE = threading.RLock()
 
@@ -34,8 +36,7 @@ def quiet(message: str = "") -> Iterator[None]:
 @contextmanager
 def levels_kept() -> Iterator[None]:
     """Levels of torch.vmap and torch.func that ops of a traced model begin are ended, whatever happens in between."""
-    from torch._C import _functorch as levels
-
+    levels: Any = importlib.import_module("torch._C._functorch")
     depth = levels.get_dynamic_layer_stack_depth()
     try:
         yield

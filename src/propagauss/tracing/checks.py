@@ -42,7 +42,7 @@ def refuse_kept_norms(graph: fx.Graph, parameters: Mapping[str, str], random: Co
     for node in graph.nodes:
         if node.target == aten.embedding_renorm.default and isinstance(node.args[0], fx.Node):
             name = parameters.get(node.args[0].name)
-            if name in random:
+            if name is not None and name in random:
                 raise UnsupportedOpError(f"{op_name(node.target)} at '{module_path(node)}': {kept_norm(name)}")
 
 
