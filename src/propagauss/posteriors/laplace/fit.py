@@ -30,7 +30,8 @@ from propagauss.posteriors.fingerprint import fingerprint as weights_of
 from propagauss.posteriors.laplace.columns import few
 from propagauss.posteriors.laplace.curvature import Curvature, DiagonalCurvature, FullCurvature, KroneckerCurvature
 from propagauss.posteriors.laplace.evidence import Evidence
-from propagauss.posteriors.laplace.gradients import Batch, Forward, check_samples_apart
+from propagauss.posteriors.laplace.gradients import Batch, Forward
+from propagauss.posteriors.laplace.independence import check_samples_apart
 from propagauss.posteriors.laplace.layers import LayeredEvidence, Prior, layers_of, warn_of_bounds
 from propagauss.posteriors.laplace.ranks import Ranks, check_parts, fingerprint
 from propagauss.posteriors.laplace.reports import report_deterministic, report_unlearnt

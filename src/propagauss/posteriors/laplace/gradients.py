@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from propagauss.alone import ALONE, quiet
 from propagauss.errors import InputError
 from propagauss.inputs import as_call, explained
-from propagauss.inputs.samples import others, with_another
 from propagauss.posteriors.laplace.capture import Capture, Layer, Use
+from propagauss.posteriors.laplace.independence import check_independence
 from propagauss.posteriors.laplace.spots import Spot
 
 BUDGET = 2**28  # bytes for the per-sample gradients, and for the image patches, that are alive at one time
@@ -241,7 +241,7 @@ def _one_by_one(batch: Batch, names: list[str], c: int, chunk: slice) -> dict[st
     if found is None:
         rows = [_single(batch, names, column[i], chunk.start + i) for i in range(len(column))]
         found = torch.stack([f for f, _ in rows]), {n: torch.stack([g[n] for _, g in rows]) for n in names}
-    _check_independence(found[0], batch.output.detach()[chunk])
+    check_independence(found[0], batch.output.detach()[chunk])
     return found[1]
 
 
@@ -274,29 +274,3 @@ def _single(batch: Batch, names: list[str], column: Tensor, index: int) -> tuple
         grads = torch.autograd.grad(output, list(chosen.values()), column, allow_unused=True)
     pairs = zip(chosen.items(), grads, strict=True)
     return output.detach(), {n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs}
-
-
-def check_samples_apart(forward: Forward, x: Any, output: Tensor, size: int) -> None:
-    """Raise if another first or last sample changes the outputs `[B, ...]` of the others."""
-    if size < 2 or output.shape[:1] != (size,):
-        return
-    for sample in (0, -1):
-        try:
-            with torch.no_grad():
-                changed = forward(pytree.tree_map(partial(with_another, sample=sample, batch=size), x))
-        except Exception:  # of a model that does not take samples that are made up
-            continue
-        if changed.shape == output.shape and changed.isfinite().all():
-            _check_independence(*(others(f, sample).reshape(size - 1, -1) for f in (changed, output.detach())))
-
-
-def _check_independence(alone: Tensor, together: Tensor) -> None:
-    """Raise unless samples on their own, or among others, give the outputs `[b, C]` that they gave in the batch."""
-    size = float(together.abs().amax())
-    tolerance = 1e4 * torch.finfo(together.dtype).eps * size
-    if alone.shape != together.shape or float((alone - together).abs().amax()) > tolerance:
-        raise InputError(
-            "the outputs of a sample depend on the rest of its batch, so it has no gradient of its own: a model that "
-            "mixes samples has no Laplace posterior; if an input without a batch dimension is as long as the batch, "
-            "use another batch size"
-        )
