@@ -6,7 +6,6 @@ neither propagauss nor the model's own code to run.
 
 from __future__ import annotations
 
-import importlib
 import os
 import tempfile
 import warnings
@@ -20,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
-from propagauss.alone import quiet
+from propagauss.alone import levels_kept, quiet
 from propagauss.checks import kind, new_file, written
 from propagauss.checks import path as checked_path
 from propagauss.errors import InputError, PropagaussError
@@ -298,12 +297,10 @@ def _whole(path: Path) -> Iterator[Path]:
 @contextmanager
 def _no_open_derivatives() -> Iterator[None]:
     """Exporters that fail within a forward derivative leave it open, and with it every later trace (torch 2.13)."""
-    functorch: Any = importlib.import_module("torch._C._functorch")
-    depth = functorch.get_dynamic_layer_stack_depth()
     try:
-        yield
+        with levels_kept():
+            yield
     except Exception:
-        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         try:
             level = torch._C._enter_dual_level()
         except RuntimeError:  # there is only one level, and it is still open
