@@ -1,4 +1,4 @@
-"""For all tests: what makes tracing quicker, and a fixture for networks that come from one trace.
+"""For all tests: one seed, what makes tracing quicker, and a fixture for networks that come from one trace.
 
 Python's collector of cycles looks less often: tracing makes hundreds of thousands of small objects, and each look goes
 through all that torch and sympy keep. PyTorch does not keep what ops do to symbolic sizes: making an entry takes about
@@ -65,6 +65,13 @@ def _tables_for_onnx() -> None:
 
 def pytest_sessionfinish() -> None:
     gc.freeze()  # pytest collects twice before it ends, and looks for warnings from what is found
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Every test draws the same numbers whichever tests came before it in its process."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="module")

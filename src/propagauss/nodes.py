@@ -8,8 +8,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
-from torch._C import DispatchKey
-from torch._library.custom_ops import OPDEFS
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
@@ -101,18 +99,6 @@ def evaluate(node: fx.Node) -> None:
 def is_custom(target: Any) -> bool:
     """Whether an op is not PyTorch's own. Forward derivatives of such an op are zero, without a word (torch 2.13)."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims")
-
-
-def is_differentiable(target: Any) -> bool:
-    """Whether an op may have a derivative: one of PyTorch's own, or a custom one with a formula."""
-    if not is_custom(target):
-        return True
-    defined = OPDEFS.get(target._schema.name)
-    if defined is not None:
-        return getattr(defined, "_backward_fn", None) is not None
-    return target.has_kernel_for_dispatch_key(DispatchKey.Autograd) or target.has_kernel_for_dispatch_key(
-        DispatchKey.CompositeImplicitAutograd
-    )
 
 
 def is_assertion(target: Any) -> bool:

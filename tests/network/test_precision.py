@@ -45,11 +45,6 @@ CASES: list[Any] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def posterior(model: nn.Module) -> pg.Posterior:
     return pg.DiagonalPosterior({n: torch.full_like(p, 1e-3) for n, p in model.named_parameters()})
 

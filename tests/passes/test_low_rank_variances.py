@@ -28,11 +28,6 @@ from propagauss.rules.matrices.low_rank import factorise
 SETTINGS = ((), [1, 1], [1, 1], [1, 1], False, [0, 0], 1)  # of a 3 x 3 convolution that keeps the size
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def mlp(width: int = 96) -> nn.Module:
     return nn.Sequential(
         nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 5)

@@ -13,12 +13,6 @@ from propagauss.passes.recognise import recognise
 from propagauss.tracing.trace import trace
 from small_models import BOTH, SEQUENCE, X, assert_mean, first_order, layer, model_of, small
 
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 # -- what is attention, and what is not
 
 

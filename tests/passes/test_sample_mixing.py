@@ -1,5 +1,7 @@
 """Samples of a batch that an op moves or mixes: a joint covariance per sample cannot follow them."""
 
+import inspect
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -9,6 +11,8 @@ from torch import Tensor
 
 import propagauss as pg
 from engines.test_bad_input import Call, X, diagonal, refuse
+from propagauss.passes.sample_mixing import Values
+from propagauss.tracing.trace import trace
 
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "transpose": lambda x: x.t(),
@@ -21,6 +25,8 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "reversed": lambda x: x.flip(0),
     "rolled": lambda x: x.roll(1, 0),
     "added to the first": lambda x: torch.zeros_like(x).index_add(0, torch.zeros(len(x), dtype=torch.long), x),
+    "only in the middle": lambda x: torch.cat([x[:1], x[1:2] + x[2:3], x[2:]]),
+    "only the halves": lambda x: x + torch.cat([x[2:], x[:2]]),
     "added to the last": lambda x: torch.zeros_like(x).scatter_add(0, torch.full_like(x, len(x) - 1).long(), x),
     "Fourier transform over the batch": lambda x: torch.fft.fft(x, dim=0).real,
     "orthogonal factor": lambda x: torch.linalg.qr(x)[0],
@@ -29,8 +35,10 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", MOVES)
 def test_full_covariance_of_a_moved_or_mixed_batch(name: str) -> None:
+    """The remedies differ: what is moved only can be moved back, and the other structure is right for it."""
     message = refuse(Call(MOVES[name]), "batch", error=pg.UnsupportedOpError, covariance="full")
     assert "covariance='diagonal'" in message and "body" in message
+    assert ("has no such limit" if name == "transpose" else "treat samples one by one") in message
 
 
 @pytest.mark.parametrize("name", MOVES)
@@ -85,6 +93,51 @@ def test_samples_that_meet_before_anything_is_random() -> None:
         torch.testing.assert_close(g.mean, before(X).detach())
     with pytest.warns(UserWarning, match="samples of a batch depend on each other"):
         pg.streamline(after, diagonal(after), X[:1])
+
+
+def test_only_the_ops_where_samples_meet_are_named() -> None:
+    """What hands on values that are mixed already is not to blame."""
+    model = Call(lambda x: (x.cumsum(0).flip(0) * 2).softmax(1))
+    with pytest.warns(UserWarning, match=r"by aten.cumsum at '\(model\)': they share"):
+        pg.streamline(model, diagonal(model), X)
+
+
+@pytest.mark.parametrize("engine", [pg.streamline, pg.linearise], ids=lambda f: f.__name__)
+def test_any_two_samples_that_meet_are_found(engine: Callable[..., torch.nn.Module]) -> None:
+    """Not the first and the last only, also in a batch of a fixed size."""
+    batch = 9
+    x = torch.randn(batch, 3)
+    for i, j in [(0, 8), (3, 4), (4, 3), (2, 6), (7, 1)]:
+        shared = torch.zeros(batch, batch).fill_diagonal_(1.0)
+        shared[i, j] = 0.5
+        model = Call(lambda h, shared=shared: shared @ h)
+        if engine is pg.linearise:
+            with pytest.raises(pg.UnsupportedOpError, match="depends on the others"):
+                engine(model, diagonal(model), x)
+        else:
+            with pytest.warns(UserWarning, match="samples of a batch depend on each other"):
+                engine(model, diagonal(model), x)
+
+
+def test_values_of_a_deep_model() -> None:
+    """Without a call within a call for every op."""
+
+    class Deep(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            h = super().forward(x)
+            for _ in range(600):
+                h = h + 1
+            return h - h.mean(0)
+
+    model = Deep(3, 3).eval()
+    traced = trace(model, X)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 200)
+    try:
+        found = Values(traced, flipped=False)[traced.outputs[0]]
+    finally:
+        sys.setrecursionlimit(limit)
+    torch.testing.assert_close(found, model(X).detach())
 
 
 def test_parts_of_a_list_keep_samples_apart() -> None:

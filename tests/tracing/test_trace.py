@@ -11,12 +11,6 @@ from torch import Tensor, nn
 import propagauss as pg
 from small_models import BOTH, F64, TINY, X, assert_mean, first_order, layer, model_of, small
 
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 # -- weights that the model standardises
 
 

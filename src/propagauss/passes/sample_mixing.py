@@ -1,11 +1,12 @@
 """Whether an op keeps the samples of a batch apart: the full structure can only follow those that do.
 
-Shapes cannot tell (`softmax(0)`, `flip(0)` keep them), so the op is tried on numbers: change one sample, and see
-whether any other changes with it.
+Shapes cannot tell (`softmax(0)`, `flip(0)` keep them), so the op is tried on numbers: change some samples,
+and see whether any other changes with them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from propagauss.inputs.samples import others
+from propagauss.inputs.samples import patterns
 from propagauss.nodes import depends, hint
 from propagauss.tracing.trace import Traced
 
@@ -48,7 +49,7 @@ def samples_of(node: fx.Node, traced: Traced) -> tuple[int, int] | None:
 def mixes_samples(
     node: fx.Node, is_batched: Callable[[fx.Node], bool], traced: Traced, inner: Container[fx.Node] = ()
 ) -> bool:
-    """Whether changing one sample of the uncertain arguments, those of `is_batched`, changes the result for any other.
+    """Whether other samples of the uncertain arguments, those of `is_batched`, change the result for the rest.
 
     What comes before it among `inner` is a part of the op, such as the whole result of which it takes one part.
     """
@@ -99,40 +100,39 @@ def _mixes(
 ) -> Iterator[bool]:
     """An answer for every trial that could be made."""
     generator = torch.Generator().manual_seed(0)
+    sets = patterns(traced.batch) or [torch.ones(1, dtype=torch.bool)]
+    pairs = zip(itertools.cycle(sets), itertools.cycle(RANGES))
     for flipped in (False, True):
         known = Values(traced, flipped)
-        for i, (start, width) in enumerate(RANGES):
-            sample = -(
-                (i + flipped) % 2
-            )  # the first or the last: what is added up in one of them changes that one alone
+        for mask, (start, width) in itertools.islice(pairs, max(len(sets), len(RANGES))):
             values = {a: _trial(a, known, generator, start, width) for a in inputs}
             changed = dict(values)
             for a in random:
-                changed[a] = _changed(values[a], traced.batch, sample, generator)
+                changed[a] = _changed(values[a], mask, generator)
             try:
                 before, after = _floats(run(values)), _floats(run(changed))
             except Exception:  # not every op takes made-up numbers
                 continue
-            yield any(_differs(one, other, traced.batch, sample) for one, other in zip(before, after, strict=True))
+            yield any(_differs(one, other, mask) for one, other in zip(before, after, strict=True))
 
 
-def _differs(one: Tensor, other: Tensor, batch: int, sample: int) -> bool:
-    """For any other than `sample`, 0 or -1."""
-    if one.numel() % batch or other.numel() % batch:
+def _differs(one: Tensor, other: Tensor, mask: Tensor) -> bool:
+    """For any sample that is not in the set."""
+    if one.numel() % len(mask) or other.numel() % len(mask):
         return True
-    before, after = (others(result.reshape(batch, -1), sample) for result in (one, other))
+    before, after = (result.reshape(len(mask), -1)[~mask] for result in (one, other))
     return not torch.allclose(before, after, rtol=0, atol=0, equal_nan=True)
 
 
-def _changed(value: Any, batch: int, sample: int, generator: torch.Generator) -> Any:
+def _changed(value: Any, mask: Tensor, generator: torch.Generator) -> Any:
+    """Other numbers for the samples in a set."""
     if isinstance(value, (tuple, list)):
-        return [_changed(v, batch, sample, generator) for v in value]
-    if not isinstance(value, Tensor) or not _is_inexact(value) or value.numel() % batch or not value.numel():
+        return [_changed(v, mask, generator) for v in value]
+    if not isinstance(value, Tensor) or not _is_inexact(value) or value.numel() % len(mask) or not value.numel():
         return value
-    value = value.clone(memory_format=torch.contiguous_format)
-    rows = value.view(batch, -1)
-    rows[sample] += 0.05 * (1 + torch.rand(rows.shape[1], generator=generator, dtype=rows.real.dtype))
-    return value
+    rows = value.reshape(len(mask), -1)
+    other = rows + 0.05 * (1 + torch.rand(rows.shape[1], generator=generator, dtype=rows.real.dtype))
+    return torch.where(mask[:, None], other, rows).view(value.shape)
 
 
 def _trial(node: fx.Node, known: Values, generator: torch.Generator, start: float, width: float) -> Any:
@@ -180,18 +180,31 @@ class Values:
         self.constants = traced.constants
 
     def __getitem__(self, node: fx.Node) -> Any:
-        if node not in self.known:
-            with torch.no_grad():
-                self.known[node] = self._compute(node)
+        waiting = [node]  # instead of recursion, which deep models would take too far
+        while waiting:
+            missing = [a for a in self._sources(waiting[-1]) if a not in self.known]
+            if missing:
+                waiting += missing
+                continue
+            first = waiting.pop()
+            if first not in self.known:
+                with torch.no_grad():
+                    self.known[first] = self._compute(first)
         return self.known[node]
+
+    def _sources(self, node: fx.Node) -> list[fx.Node]:
+        return [] if node in self.known or _is_number(node) else node.all_input_nodes
 
     def _compute(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
             return self.constants[node.name]
-        value = node.meta.get("val")
-        if isinstance(value, (int, torch.SymInt)):
-            return hint(value)
+        if _is_number(node):
+            return hint(node.meta["val"])
         op: Any = node.target
-        args: Any = map_arg(node.args, self.__getitem__)
-        kwargs: Any = map_arg(node.kwargs, self.__getitem__)
+        args: Any = map_arg(node.args, self.known.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, self.known.__getitem__)
         return op(*args, **kwargs)
+
+
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (int, torch.SymInt))

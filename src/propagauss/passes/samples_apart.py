@@ -5,14 +5,13 @@ This looks at a whole model, on its example; sample_mixing.py at one op.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from propagauss.errors import UnsupportedOpError
-from propagauss.inputs.samples import has_samples, others, with_another
+from propagauss.inputs.samples import FEW, Batch, patterns
 from propagauss.nodes import depends, is_assertion, reached
 from propagauss.tracing.trace import Traced
 
@@ -25,13 +24,13 @@ class _Plain(fx.Interpreter):
 
 
 def check_samples_apart(traced: Traced) -> None:
-    """Raise if another first or last sample changes what the model returns for the others, on the example."""
-    values = _example(traced)
-    found = _dependent_output(traced, values)
+    """Raise if other samples change what the model returns for the rest of them, on the example."""
+    batch = some(traced)
+    found = _dependent_output(traced, batch)
     if found is None:
         return
     i, old = found
-    if not torch.equal(old, _run(traced, values)[i]):
+    if not torch.equal(old, _run(traced, batch.values)[i]):
         raise UnsupportedOpError(
             "cannot linearise this model: it draws random numbers, so that it returns something else at every "
             "call. Leave them out, or give them as an input."
@@ -44,15 +43,10 @@ def check_samples_apart(traced: Traced) -> None:
 
 def samples_may_meet(traced: Traced) -> bool:
     """Whether they do on the example; False if it cannot be run."""
-    values = _example(traced)
-    if traced.batch_is_dynamic:
-        if any(_is_of_all(output, traced) for output in traced.outputs):
-            return True
-        # two are enough to tell
-        values = [v[[0, -1]] if has_samples(v, traced.batch) else v for v in values]
-        traced = replace(traced, batch=2)
+    if traced.batch_is_dynamic and any(_is_of_all(output, traced) for output in traced.outputs):
+        return True
     try:
-        return _dependent_output(traced, values) is not None
+        return _dependent_output(traced, some(traced)) is not None
     except Exception:  # inputs of the example that do not make sense together: calls will say so
         return False
 
@@ -65,26 +59,41 @@ def _is_of_all(output: Any, traced: Traced) -> bool:
     return output in reached(traced.graph, [n for n in traced.inputs if n is not None])
 
 
-def _example(traced: Traced) -> list[Any]:
-    return [v for node, v in zip(traced.inputs, traced.example, strict=True) if node is not None]
+def some(traced: Traced) -> Batch:
+    """The inputs of the example; few samples of them, if the model can be run on these."""
+    given = zip(traced.inputs, traced.example, strict=True)
+    batch = Batch.of([v for node, v in given if node is not None], traced.batch)
+    if not traced.batch_is_dynamic or traced.batch <= FEW:
+        return batch
+    try:
+        _run(traced, batch.few().values)
+    except Exception:  # it may pick a sample by its number
+        return batch
+    return batch.few()
 
 
-def _dependent_output(traced: Traced, values: list[Any]) -> tuple[int, Tensor] | None:
-    """The first output in which others change with the first sample, or the last, if any, and what it was before."""
-    if traced.batch < 2 or not any(has_samples(v, traced.batch) for v in values):
+def _dependent_output(traced: Traced, batch: Batch) -> tuple[int, Tensor] | None:
+    """The first output in which samples change with others, if any, and what it was before."""
+    if batch.size < 2 or not any(batch.have):
         return None
-    before = _run(traced, values)
-    for sample in (0, -1):
-        after = _run(traced, [with_another(v, sample, traced.batch) for v in values])
-        for i, (old, new) in enumerate(zip(before, after, strict=True)):
+    nodes: Any = next(n for n in traced.graph.nodes if n.op == "output").args[0]
+    before = _run(traced, batch.values)
+    for mask in patterns(batch.size):
+        after = _run(traced, batch.changed(mask))
+        for i, (node, old, new) in enumerate(zip(nodes, before, after, strict=True)):
             plain = isinstance(old, Tensor) and old.is_floating_point() and old.layout == torch.strided
-            if not plain or old.shape[:1] != (traced.batch,):
+            if not plain or old.shape[:1] != (batch.size,) or not old.numel() or not _has_batch_first(node, traced):
                 continue
             change = (new - old).abs()
             noise = old.abs().amax() * torch.finfo(old.dtype).eps
-            if others(change, sample).amax() > TOLERANCE * (change[sample].amax() + noise):
+            if change[~mask].amax() > TOLERANCE * (change[mask].amax() + noise):
                 return i, old
     return None
+
+
+def _has_batch_first(output: fx.Node, traced: Traced) -> bool:
+    """Whether the first dimension of an output can be the batch: another one may be as large."""
+    return not traced.batch_is_dynamic or depends(output.meta["val"].shape[0], traced.batch_symbols)
 
 
 def _run(traced: Traced, inputs: list[Any]) -> Any:

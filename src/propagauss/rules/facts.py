@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
+from torch._library.custom_ops import OPDEFS
 
 from propagauss.errors import PropagaussError, nearest
 from propagauss.nodes import is_custom
@@ -41,6 +43,7 @@ class Facts:
     linear_in: tuple[int, ...] = ()  # linear in each of these arguments, the others fixed; see also `linear_at`
     adds: int | None = None  # the argument that a result has added to it: the bias of a layer
     sums: bool = False  # affine in all of its arguments together, entry by entry
+    no_gradient: bool = False  # a function of its argument, which PyTorch takes for a constant
 
     # what its rule does
     at_mean: tuple[int, ...] = ()  # arguments that are taken at their means: only shapes or types count, or it is flat
@@ -117,11 +120,23 @@ def is_elementwise(op: Op) -> bool:
     """Whether an op works entry by entry: as PyTorch tags it, or as it is stated.
 
     A custom op never counts as such, whatever its tags: elementwise functions are differentiated forwards, and the
-    forward derivative of a custom op is zero, without a word.
+    forward derivative of a custom op is zero, without a word. Nor does an op without gradient.
     """
-    if not isinstance(op, torch._ops.OpOverload) or is_custom(op):
+    if not isinstance(op, torch._ops.OpOverload) or is_custom(op) or facts(op).no_gradient:
         return False
     return torch.Tag.pointwise in op.tags or facts(op).elementwise
+
+
+def is_differentiable(op: Op) -> bool:
+    """Whether an op may have a derivative: one of PyTorch's own, or a custom one with a formula."""
+    if not is_custom(op):
+        return not facts(op).no_gradient
+    defined = OPDEFS.get(op._schema.name)
+    if defined is not None:
+        return getattr(defined, "_backward_fn", None) is not None
+    return op.has_kernel_for_dispatch_key(DispatchKey.Autograd) or op.has_kernel_for_dispatch_key(
+        DispatchKey.CompositeImplicitAutograd
+    )
 
 
 def stride_free(op: Op) -> Op:

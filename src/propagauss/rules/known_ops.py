@@ -31,6 +31,20 @@ state(aten.logical_not.default, aten.bitwise_not.default, combines=True)
 
 state(aten.where.Scalar, elementwise=True)
 
+# -- functions that PyTorch takes for constants: it gives them no gradient, and does not say so
+
+state(
+    *_overloads("special_airy_ai", "special_spherical_bessel_j0"),
+    *_overloads("special_bessel_j0", "special_bessel_j1", "special_bessel_y0", "special_bessel_y1"),
+    *_overloads(*(f"special_modified_bessel_{kind}" for kind in ("i0", "i1", "k0", "k1"))),
+    *_overloads("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"),
+    *_overloads(*(f"special_chebyshev_polynomial_{kind}" for kind in "tuvw")),
+    *_overloads(*(f"special_shifted_chebyshev_polynomial_{kind}" for kind in "tuvw")),
+    *_overloads("special_hermite_polynomial_h", "special_hermite_polynomial_he"),
+    *_overloads("special_laguerre_polynomial_l", "special_legendre_polynomial_p"),
+    no_gradient=True,
+)
+
 # -- complex numbers
 
 state(aten.view_as_real.default, aten.real.default, aten.imag.default, linear_in=(0,))

@@ -73,6 +73,8 @@ def _simpler(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         return _spliced(graph, node, base, row, dim, index, index + 1 or sys.maxsize)
     if node.target in (aten.zero.default, aten.fill.Scalar, aten.fill.Tensor):
         return _filled(graph, node)
+    if node.target == aten.heaviside.default:
+        return _step(graph, node)
     if _order(node) is not None:
         return _unmoved(graph, node)
     if known.reduces:
@@ -93,6 +95,14 @@ def _filled(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         new = graph.call_function(aten.full.default, (sizes, plain), {"dtype": like.dtype, "device": like.device})
         new.meta = dict(node.meta)
         return call(graph, node, aten.add.Tensor, new, value) if isinstance(value, fx.Node) else new
+
+
+def _step(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """`heaviside` by comparisons: PyTorch has no derivative of it."""
+    x, at_zero = node.args
+    with graph.inserting_before(node):
+        past = call(graph, node, aten.to.dtype, call(graph, node, aten.gt.Scalar, x, 0), node.meta["val"].dtype)
+        return call(graph, node, aten.where.self, call(graph, node, aten.eq.Scalar, x, 0), at_zero, past)
 
 
 def _over_stack(graph: fx.Graph, node: fx.Node) -> fx.Node | None:

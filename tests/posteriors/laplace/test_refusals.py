@@ -138,6 +138,7 @@ class MixingLast(nn.Linear):
 
 MIXES = {
     "the first": lambda h: h + h[0],
+    "two in the middle": lambda h: torch.cat([h[:2], h[2:3] + h[3:4], h[3:]]),
     "sum in the first": lambda h: h.index_add(0, torch.zeros(len(h), dtype=torch.long), h),
     "mean": lambda h: h - h.mean(0),
     "attention": lambda h: (h @ h.T).softmax(-1) @ h,
@@ -149,6 +150,29 @@ MIXES = {
 def test_samples_must_not_meet_after_the_last_layer(name, structure):
     with pytest.raises(InputError, match="depend on the rest of its batch"):
         fit_laplace(MixingLast(MIXES[name]).eval(), [(X, LABELS)], structure=structure)
+
+
+class Drawing(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + torch.randn(len(x), 1)
+
+
+class Counting(nn.Linear):
+    """Changes a buffer in every call."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+@pytest.mark.parametrize("model", [Drawing(4, 3), Counting()], ids=lambda m: type(m).__name__)
+def test_models_that_return_something_else_at_every_call(model):
+    with pytest.raises(InputError, match="something else at every call"):
+        fit_laplace(model.eval(), [(X, LABELS)])
 
 
 class Unused(nn.Module):

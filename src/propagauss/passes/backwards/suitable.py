@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError, UnsupportedOpError
 from propagauss.nodes import A_NUMBER, hint, makes_number, module_path, nodes_in, op_name, reached
+from propagauss.passes.backwards.arguments import paths
 from propagauss.passes.backwards.samples.axes import PLAIN, Axis
+from propagauss.passes.sample_mixing import Values
+from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE
+from propagauss.rules.facts import differentiable, is_differentiable
 from propagauss.rules.registry import Signature
 from propagauss.tracing.trace import Traced
 
@@ -33,6 +41,54 @@ def check_numbers(traced: Traced, active: AbstractSet[fx.Node]) -> None:
         if makes_number(node) and any(a in active for a in node.all_input_nodes):
             where = f"{op_name(node.target)} at '{module_path(node)}'"
             raise UnsupportedOpError(f"cannot linearise this model: {where} {A_NUMBER}")
+
+
+def check_derivatives(traced: Traced, active: AbstractSet[fx.Node]) -> None:
+    """PyTorch says that it has no derivative of an op only when it is asked for one, so those without adjoint are."""
+    values, tried = Values(traced, flipped=False), set()
+    for node in _asked(traced, active):
+        if node.target in ADJOINTS or node.target in PER_SAMPLE or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if not is_differentiable(node.target):
+            raise _without_derivative(node)
+        places = [path for path, argument in paths(node) if argument in active]
+        if (node.target, *places) not in tried:
+            tried.add((node.target, *places))
+            _try_derivative(node, places, values)
+
+
+def _asked(traced: Traced, active: AbstractSet[fx.Node]) -> list[fx.Node]:
+    """The uncertain values on which outputs depend other than through decisions, such as comparisons."""
+    found = {n for n in traced.outputs if isinstance(n, fx.Node)}
+    for node in reversed(traced.graph.nodes):
+        if node in found & active:
+            found.update(node.all_input_nodes)
+    return [n for n in traced.graph.nodes if n in found & active]
+
+
+def _try_derivative(node: fx.Node, places: list[tuple[int, ...]], values: Values) -> None:
+    args: Any = map_arg(node.args, values.__getitem__)
+    args = [list(a) if isinstance(a, (list, tuple)) else a for a in args]
+    op, leaves = differentiable(node.target), []
+    with torch.enable_grad():
+        for first, *rest in places:
+            within, at = (args[first], rest[0]) if rest else (args, first)
+            within[at] = within[at].detach().requires_grad_()
+            leaves.append(within[at])
+        try:
+            results = pytree.tree_leaves(op(*args, **map_arg(node.kwargs, values.__getitem__)))
+            known = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
+            torch.autograd.grad(known, leaves, [torch.ones_like(r) for r in known], allow_unused=True)
+        except Exception as error:
+            if "not implemented" in str(error):  # else the walk finds a way, or says what is wrong
+                raise _without_derivative(node) from error
+
+
+def _without_derivative(node: fx.Node) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        f"cannot linearise this model: PyTorch has no derivative of {op_name(node.target)} at '{module_path(node)}'. "
+        "Write it with ops that have one, or leave the parameters before it out of the posterior."
+    )
 
 
 def check_outputs(traced: Traced, active: AbstractSet[fx.Node], axes: Mapping[fx.Node, Axis]) -> None:

@@ -30,7 +30,14 @@ from propagauss.passes.backwards.samples.layout import observed
 from propagauss.passes.backwards.shortcuts.averages import factor_averages
 from propagauss.passes.backwards.shortcuts.gates import move_gates
 from propagauss.passes.backwards.shortcuts.images import read_images, tile_adjoints
-from propagauss.passes.backwards.suitable import check_batch, check_keywords, check_numbers, check_outputs, check_size
+from propagauss.passes.backwards.suitable import (
+    check_batch,
+    check_derivatives,
+    check_keywords,
+    check_numbers,
+    check_outputs,
+    check_size,
+)
 from propagauss.passes.backwards.terms import Terms
 from propagauss.posteriors.base import Posterior
 from propagauss.posteriors.diagonal import DiagonalPosterior
@@ -70,6 +77,7 @@ class Sweep:
         check_batch(self.traced, self.active, self.axes)
         check_keywords(self.traced, self.active)
         check_outputs(self.traced, self.active, self.axes)
+        check_derivatives(self.traced, self.active)
         self.new.copy_model(self.active)
         self.new.graph.output(tuple(self._result(i, output) for i, output in enumerate(self.traced.outputs)))
         move_gates(self.new.graph, self.new.root)

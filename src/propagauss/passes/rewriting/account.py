@@ -16,6 +16,8 @@ from propagauss.posteriors.diagonal import DiagonalPosterior
 
 MEAN_ALONE = "at the mean"  # in place of a rule
 MIXED = "samples of the batch, which share the weights, count as independent"
+MIXES = "mixes the samples of a batch, or moves the batch away from the front"
+MOVES = "moves the batch away from the front"
 
 Notes = Sequence[tuple[fx.Node, Step]]  # what was done at each op, in order
 
@@ -88,8 +90,13 @@ def unsupported(found: Sequence[tuple[fx.Node, str]]) -> UnsupportedOpError:
     """One error for all that cannot be rewritten, and what to do about it."""
     lines = [f"  {op_name(n.target)} at '{module_path(n)}' {why}" for n, why in dict(found).items()]
     remedies = []
-    if any("the batch" in why for _, why in found):
-        remedies.append("covariance='diagonal' has no such limit.")
+    if any(why == MOVES for _, why in found):
+        remedies.append("Leave the batch in front; covariance='diagonal' has no such limit.")
+    if any(why == MIXES for _, why in found):
+        remedies.append(
+            "What the model returns for a sample depends on the others: let it treat samples one by one. "
+            "covariance='diagonal' counts them as independent, though they share the weights, and warns of it."
+        )
     if any("draws" in why for _, why in found):
         remedies.append("Let the model return what it draws from instead.")
     if any("no rule" in why for _, why in found):

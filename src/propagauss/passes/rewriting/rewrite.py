@@ -7,8 +7,9 @@ else one of the strategies emits what stands for it.
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +22,16 @@ from propagauss.nodes import A_NUMBER, AT_MEAN, STEP, is_assertion, is_complex, 
 from propagauss.passes.demand import wanted
 from propagauss.passes.fusion import Chains, cut, is_pointwise
 from propagauss.passes.recognise import release
-from propagauss.passes.rewriting.account import MEAN_ALONE, MIXED, plan_of, step_of, unsupported, warn_of_mixing
+from propagauss.passes.rewriting.account import (
+    MEAN_ALONE,
+    MIXED,
+    MIXES,
+    MOVES,
+    plan_of,
+    step_of,
+    unsupported,
+    warn_of_mixing,
+)
 from propagauss.passes.rewriting.joint import Joint
 from propagauss.passes.rewriting.new_graph import NewGraph
 from propagauss.passes.rewriting.site import OpSite
@@ -43,9 +53,9 @@ aten = torch.ops.aten
 def rewrite(traced: Traced, posterior: Posterior | None, options: Options) -> Streamlined:
     """The streamlined network. An op whose rule turns out not to fit it is linearised by its own Jacobian instead."""
     failed: dict[fx.Node, Exception] = {}
-    mixed = not options.full and samples_may_meet(traced)
+    meet = functools.cache(lambda: samples_may_meet(traced))
     while True:
-        rewriter = Rewriter(traced, posterior, options, failed, mixed)
+        rewriter = Rewriter(traced, posterior, options, failed, meet)
         net = rewriter.run()
         failure = try_out(net, traced)
         if failure is None:
@@ -61,7 +71,7 @@ def rewrite(traced: Traced, posterior: Posterior | None, options: Options) -> St
 class Rewriter:
     """One walk over the traced graph; the ops in `failed` have rules that did not run on the example.
 
-    With `mixed`, some op takes samples of a batch together; `mixing` then names those that do so to uncertain ones.
+    If samples of a batch `meet`, `mixing` names the ops where those that are uncertain do.
     """
 
     def __init__(
@@ -70,9 +80,9 @@ class Rewriter:
         posterior: Posterior | None,
         options: Options,
         failed: Mapping[fx.Node, Exception],
-        mixed: bool,
+        meet: Callable[[], bool],
     ):
-        self.mixed, self.mixing = mixed, list[fx.Node]()
+        self.meet, self.mixing, self.mixed = meet, list[fx.Node](), set[fx.Node]()
         self.traced, self.options, self.failed = traced, options, failed
         self.names = set() if posterior is None else set(posterior.names)
         self.downstream = self._downstream()
@@ -229,8 +239,10 @@ class Rewriter:
         if self.options.full and not emitted.is_whole:
             new.env[node] = self.joint.with_covariances(node, value)
         note = emitted.note
-        if self.mixed and self._mixes(node):
-            self.mixing.append(_whole(node))
+        if not self.options.full and self.meet() and self._mixes(node):
+            if not self.mixed.issuperset(random):  # what only hands on what is mixed is not to blame
+                self.mixing.append(_whole(node))
+            self.mixed.add(node)
             note = MIXED
         step = None if emitted.rule is None else step_of(new, node, emitted.rule, note)
         if step is not None:
@@ -272,9 +284,7 @@ class Rewriter:
         batched = any(r not in new.unbatched and r not in new.virtual for r in random)
         lifted = not batched and node not in new.unbatched and isinstance(node.meta["val"], Tensor)
         if self._mixes(node) or (lifted and samples_of(node, self.traced) is None):
-            self.unsupported.append(
-                (_whole(node), "mixes the samples of a batch, or moves the batch away from the front")
-            )
+            self.unsupported.append((_whole(node), MIXES if self.meet() else MOVES))
 
     def _mixes(self, node: fx.Node) -> bool:
         new = self.new

@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_arg
 
-from propagauss.nodes import dtype_of, is_differentiable, shape_of
+from propagauss.nodes import dtype_of, shape_of
 from propagauss.passes.fusion import cut, is_elementwise, is_pointwise
 from propagauss.passes.rewriting.new_graph import Moments
 from propagauss.passes.rewriting.site import OpSite
@@ -23,7 +23,7 @@ from propagauss.passes.sample_mixing import keeps_apart
 from propagauss.rules.derivatives.jacobian import Linearised, LinearisedVariances, Piece
 from propagauss.rules.elementwise import activation
 from propagauss.rules.elementwise.activation import CLOSED, MomentMatched
-from propagauss.rules.facts import facts
+from propagauss.rules.facts import facts, is_differentiable
 from propagauss.rules.registry import BUILDERS, FUNCTIONS, map_arguments
 from propagauss.rules.wrapping import Delta, Pointwise
 

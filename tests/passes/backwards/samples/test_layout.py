@@ -66,6 +66,15 @@ def added_rows(s: Any, x: Tensor) -> Tensor:
     return torch.addmm(h.view(-1, D), h.view(-1, D), s.w).view(-1, T, D)[:, 2]
 
 
+def written_to_a_view(s: Any, x: Tensor) -> Tensor:
+    """Beside what is written, a part of size zero is left."""
+    h = s.a(x).tanh()
+    g = torch.zeros_like(h)
+    g[:, 0] = 2 * h[:, 1]
+    g[:, 1:].add_(h[:, :2])
+    return g
+
+
 def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
@@ -82,6 +91,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
         Model(lambda s, x: s.a(x.repeat(3, 1)).tanh().view(3, -1, 3).sum(0), a=nn.Linear(D, 3)),
         (one,),
     ),
+    "written to a view": lambda: (Model(written_to_a_view, a=nn.Linear(D, 3)), (one,)),
     "time first": lambda: (Model(by_time, a=nn.Linear(D, 3)), (many,)),
     "time first, a factor": lambda: (
         Model(lambda s, x: (x.transpose(0, 1).reshape(-1, D) * s.w).tanh().view(T, -1, D).sum(0), w=drawn(D)),
@@ -145,6 +155,35 @@ def test_equals_the_jacobian_form(name: str) -> None:
     net = pg.linearise(model, posterior, inputs)
     torch.testing.assert_close(net(*inputs).covariance, truth, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(net(*(x[:2] for x in inputs)).covariance, truth[:2], rtol=1e-9, atol=1e-12)
+
+
+def some_rows_are_halves(s: Any, x: Tensor) -> Tensor:
+    h = s.a(x).tanh()
+    return torch.cat([h[:1] / 2, h[1:]])
+
+
+def the_first_from_the_second(s: Any, x: Tensor) -> Tensor:
+    g = (h := s.a(x)).clone()
+    g[0] = h[1] * 2
+    return g
+
+
+@pytest.mark.parametrize("function", [some_rows_are_halves, the_first_from_the_second])
+def test_samples_by_number_are_refused(function: Callable[..., Tensor]) -> None:
+    model = Model(function, a=nn.Linear(D, 3)).double().eval()
+    posterior = pg.DiagonalPosterior({n: torch.ones_like(p) for n, p in model.named_parameters()})
+    with pytest.raises(pg.UnsupportedOpError, match=r"takes the batch apart|depends on the others"):
+        pg.linearise(model, posterior, one)
+
+
+def test_an_example_of_many_samples() -> None:
+    """Few of them are looked at, unless the model needs as many as there are."""
+    x, layer = drawn(300, D), nn.Linear(D, 3)
+    plain, nine = Model(lambda s, x: s.a(x).tanh(), a=layer), Model(lambda s, x: s.a(x + x[8] * 0).tanh(), a=layer)
+    posterior = pg.DiagonalPosterior({f"a.{n}": 0.1 * torch.ones_like(p.double()) for n, p in layer.named_parameters()})
+    truth = pg.baselines.GLM(plain.double().eval(), posterior)(x[:9]).covariance
+    for model in (plain, nine.eval()):
+        torch.testing.assert_close(pg.linearise(model, posterior, x)(x[:9]).covariance, truth)
 
 
 def test_an_example_of_one_sample() -> None:

@@ -1,4 +1,4 @@
-"""Whose rows are whose: found by changing one sample of the example and looking at what changes.
+"""Whose rows are whose: found by changing samples of the example and looking at what changes.
 
 A size such as `2 B` says that a sample has two rows, not which: `flatten(0, 1)` puts the rows of a sample beside one
 another, `cat([x, y])` and time-major sequences put those of different samples there. In general rows are
@@ -14,24 +14,30 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from propagauss.inputs.samples import patterns
 from propagauss.nodes import is_assertion
 from propagauss.passes.backwards.samples.axes import Axis
+from propagauss.passes.samples_apart import some
 from propagauss.tracing.trace import Traced
 
 TOLERANCE = 1e-3  # of the largest change: the same product may be rounded otherwise
 
 
 class _Variants(tuple[Any, ...]):
-    """A value on the example, with another first sample, and with another last one."""
+    """A value on the example, and with each set of its samples changed."""
 
 
 def observed(traced: Traced, axes: Mapping[fx.Node, Axis]) -> dict[fx.Node, Axis]:
     """The axes with the order of their rows; those of values that mix samples are left out."""
-    values = {n: v for n, v in zip(traced.inputs, traced.example, strict=True) if n is not None}
-    if traced.batch < 2 or not any(_has_samples(v, traced.batch) for v in values.values()):
+    batch = some(traced)
+    if batch.size < 2 or not any(batch.have):
         return dict(axes)
-    given = {n: _variants(v, traced.batch) if _has_samples(v, traced.batch) else v for n, v in values.items()}
-    watch = _Watch(traced, axes)
+    sets = patterns(batch.size)
+    variants = [batch.values, *(batch.changed(mask) for mask in sets)]
+    inputs = [n for n in traced.inputs if n is not None]
+    columns = zip(batch.have, zip(*variants, strict=True), strict=True)
+    given = dict(zip(inputs, (_Variants(each) if has else each[0] for has, each in columns), strict=True))
+    watch = _Watch(traced, axes, sets)
     places = [n for n in traced.graph.nodes if n.op == "placeholder"]
     with torch.no_grad():
         watch.run(*(traced.constants.get(n.name, given.get(n)) for n in places), enable_io_processing=False)
@@ -39,9 +45,9 @@ def observed(traced: Traced, axes: Mapping[fx.Node, Axis]) -> dict[fx.Node, Axis
 
 
 class _Watch(fx.Interpreter):
-    def __init__(self, traced: Traced, axes: Mapping[fx.Node, Axis]):
+    def __init__(self, traced: Traced, axes: Mapping[fx.Node, Axis], sets: list[Tensor]):
         super().__init__(torch.nn.Module(), graph=traced.graph)
-        self.axes, self.batch = axes, traced.batch
+        self.axes, self.sets = axes, sets
         self.found = dict(axes)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -51,7 +57,7 @@ class _Watch(fx.Interpreter):
         if not any(isinstance(leaf, _Variants) for leaf in leaves):
             return super().call_function(target, args, kwargs)
         results = []
-        for i in range(3):
+        for i in range(1 + len(self.sets)):
             picked = [leaf[i] if isinstance(leaf, _Variants) else leaf for leaf in leaves]
             results.append(super().call_function(target, *pytree.tree_unflatten(picked, spec)))
         if isinstance(results[0], (tuple, list)):  # parts, one of which is picked later
@@ -63,7 +69,7 @@ class _Watch(fx.Interpreter):
         value = result[0] if isinstance(result, list) and result else result
         if n in self.axes and isinstance(value, _Variants) and isinstance(value[0], Tensor):
             axis = self.axes[n]
-            before = _before(value, axis, self.batch)
+            before = _before(value, axis, self.sets)
             if before is None:
                 del self.found[n]
             else:
@@ -71,16 +77,19 @@ class _Watch(fx.Interpreter):
         return result
 
 
-def _before(value: _Variants, axis: Axis, batch: int) -> int | None:
-    """How many groups of rows have all samples in each; None if a sample changes rows of others."""
-    if any(v.shape != value[0].shape for v in value):
+def _before(value: _Variants, axis: Axis, sets: list[Tensor]) -> int | None:
+    """How many groups of rows have all samples in each; None if samples change rows of others."""
+    rows = len(sets[0]) * axis.rows
+    if any(v.shape != value[0].shape for v in value) or value[0].shape[axis.dim] != rows:
         return None
-    first, last = (_changed(value[0], other, axis.dim) for other in value[1:])
+    if not value[0].numel():  # the part of a value that is left beside one that was written to
+        return 1
+    changed = [_changed(value[0], other, axis.dim) for other in value[1:]]
     for before in range(1, axis.rows + 1):
         if axis.rows % before:
             continue
-        shape = before, batch, axis.rows // before
-        if not first.reshape(shape)[:, 1:].any() and not last.reshape(shape)[:, :-1].any():
+        shape = before, -1, axis.rows // before
+        if not any(rows.reshape(shape)[:, ~mask].any() for rows, mask in zip(changed, sets, strict=True)):
             return before
     return None
 
@@ -92,22 +101,3 @@ def _changed(old: Tensor, new: Tensor, dim: int) -> Tensor:
     change = (new - old).abs().nan_to_num().movedim(dim, 0).reshape(old.shape[dim], -1).amax(1)
     rounding = old.abs().nan_to_num(posinf=0.0).amax() * torch.finfo(old.dtype).eps
     return change > TOLERANCE * (change.amax() + rounding)
-
-
-def _has_samples(value: Any, batch: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch
-
-
-def _variants(value: Tensor, batch: int) -> _Variants:
-    first = torch.cat([_other(value[0], value[-1]).unsqueeze(0), value[1:]])
-    last = torch.cat([value[:-1], _other(value[-1], value[0]).unsqueeze(0)])
-    return _Variants((value, first, last))
-
-
-def _other(sample: Tensor, neighbour: Tensor) -> Tensor:
-    """Another sample that the model takes as well: nearer to a neighbour, or turned round, or a little smaller."""
-    if not sample.is_floating_point():
-        turned = sample.flip(-1) if sample.dim() else sample
-        return turned if torch.equal(sample, neighbour) else neighbour
-    middle = (sample + neighbour) / 2
-    return 0.9 * sample if torch.equal(middle, sample) else middle
