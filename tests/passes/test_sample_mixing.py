@@ -119,6 +119,16 @@ def test_any_two_samples_that_meet_are_found(engine: Callable[..., torch.nn.Modu
                 engine(model, diagonal(model), x)
 
 
+@pytest.mark.parametrize("shift", [1, 6, 8])
+def test_a_shift_is_found_in_a_batch_of_any_size(shift: int) -> None:
+    """Few samples are looked at first, which may be as many as it shifts by."""
+    model, x = Call(lambda h: h.roll(shift, 0)), torch.randn(16, 3)
+    with pytest.raises(pg.UnsupportedOpError, match="depends on the others"):
+        pg.linearise(model, diagonal(model), x)
+    with pytest.raises(pg.InputError, match="depend on the rest of its batch"):
+        pg.fit_laplace(model, [(x, torch.zeros(16, 3))], likelihood="regression", progress=False)
+
+
 def test_values_of_a_deep_model() -> None:
     """Without a call within a call for every op."""
 

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 import propagauss as pg
 
+STEP = 1e-4  # of the parameters, where derivatives are compared with differences
 SCALE = 1e-10  # of all variances: terms of second order stay below the tolerance
 Mode = Literal["full", "diagonal"]
 Statement = Literal["full", "diagonal", "diagonal, nothing held", "first order"]
@@ -168,6 +169,25 @@ def first_order(
 ) -> list[Tensor]:
     """`J Σ Jᵀ` of every output, sample by sample: `[B, n, n]`."""
     return [rows @ covariance @ rows.mT for rows in _jacobians(model, inputs, tuple(names), what)]
+
+
+def check_derivatives(model: nn.Module, inputs: tuple[Tensor, ...], names: Sequence[str]) -> None:
+    """Automatic differentiation against differences along one direction: PyTorch takes some functions for constants."""
+    parameters = {n: p.detach() for n, p in model.named_parameters()}
+    generator = torch.Generator().manual_seed(0)
+    step = {n: STEP * torch.randn(parameters[n].shape, generator=generator, dtype=torch.float64) for n in names}
+    flat = torch.cat([s.flatten() for s in step.values()]).to(torch.float64)
+
+    def run(sign: int) -> list[Tensor]:
+        moved = {n: (parameters[n] + sign * s).to(parameters[n].dtype) for n, s in step.items()}
+        return outputs_of(torch.func.functional_call(model, parameters | moved, inputs))
+
+    with stating("first order"), torch.no_grad():
+        changes = [(after - before) / 2 for after, before in zip(run(1), run(-1), strict=True)]
+    for rows, change in zip(_jacobians(model, inputs, tuple(names), "first order"), changes, strict=True):
+        expected = change.to(rows.dtype).reshape(rows.shape[:2])
+        size = max(float(expected.abs().max()), STEP * 1e-6) if expected.numel() else 0.0
+        torch.testing.assert_close(rows @ flat.to(rows.dtype), expected, rtol=0, atol=0.01 * size)
 
 
 @lru_cache(maxsize=2)  # of one model, which is asked for with several covariances

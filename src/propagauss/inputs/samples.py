@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FEW = 4  # samples tell as much as many, where a model takes any number of them
+FEW = 6  # samples tell as much as many, where a model takes any number of them; a shift by as many is rare
 
 
 def has_samples(value: Any, batch: int) -> bool:
@@ -24,6 +24,12 @@ def patterns(batch: int) -> list[Tensor]:
     numbers = torch.arange(batch)
     odd = [(numbers >> digit) % 2 == 1 for digit in range((batch - 1).bit_length())]
     return [one for mask in odd for one in (mask, ~mask)]
+
+
+def halves(batch: int) -> list[Tensor]:
+    """Some half of the samples and the rest, for what many pairs of samples do: one look at each is enough for that."""
+    order = torch.randperm(batch, generator=torch.Generator().manual_seed(0))
+    return [order < batch // 2, order >= batch // 2]
 
 
 def few(value: Tensor) -> Tensor:

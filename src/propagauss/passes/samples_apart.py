@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from propagauss.errors import UnsupportedOpError
-from propagauss.inputs.samples import FEW, Batch, patterns
+from propagauss.inputs.samples import FEW, Batch, halves, patterns
 from propagauss.nodes import depends, is_assertion, reached
 from propagauss.tracing.trace import Traced
 
@@ -25,8 +25,14 @@ class _Plain(fx.Interpreter):
 
 def check_samples_apart(traced: Traced) -> None:
     """Raise if other samples change what the model returns for the rest of them, on the example."""
-    batch = some(traced)
-    found = _dependent_output(traced, batch)
+    batch, whole = some(traced), _whole(traced)
+    _check(traced, batch, patterns(batch.size))
+    if batch.size < whole.size:
+        _check(traced, whole, halves(whole.size))
+
+
+def _check(traced: Traced, batch: Batch, sets: list[Tensor]) -> None:
+    found = _dependent_output(traced, batch, sets)
     if found is None:
         return
     i, old = found
@@ -46,7 +52,8 @@ def samples_may_meet(traced: Traced) -> bool:
     if traced.batch_is_dynamic and any(_is_of_all(output, traced) for output in traced.outputs):
         return True
     try:
-        return _dependent_output(traced, some(traced)) is not None
+        batch = some(traced)
+        return _dependent_output(traced, batch, patterns(batch.size)) is not None
     except Exception:  # inputs of the example that do not make sense together: calls will say so
         return False
 
@@ -61,8 +68,7 @@ def _is_of_all(output: Any, traced: Traced) -> bool:
 
 def some(traced: Traced) -> Batch:
     """The inputs of the example; few samples of them, if the model can be run on these."""
-    given = zip(traced.inputs, traced.example, strict=True)
-    batch = Batch.of([v for node, v in given if node is not None], traced.batch)
+    batch = _whole(traced)
     if not traced.batch_is_dynamic or traced.batch <= FEW:
         return batch
     try:
@@ -72,13 +78,18 @@ def some(traced: Traced) -> Batch:
     return batch.few()
 
 
-def _dependent_output(traced: Traced, batch: Batch) -> tuple[int, Tensor] | None:
+def _whole(traced: Traced) -> Batch:
+    given = zip(traced.inputs, traced.example, strict=True)
+    return Batch.of([v for node, v in given if node is not None], traced.batch)
+
+
+def _dependent_output(traced: Traced, batch: Batch, sets: list[Tensor]) -> tuple[int, Tensor] | None:
     """The first output in which samples change with others, if any, and what it was before."""
     if batch.size < 2 or not any(batch.have):
         return None
     nodes: Any = next(n for n in traced.graph.nodes if n.op == "output").args[0]
     before = _run(traced, batch.values)
-    for mask in patterns(batch.size):
+    for mask in sets:
         after = _run(traced, batch.changed(mask))
         for i, (node, old, new) in enumerate(zip(nodes, before, after, strict=True)):
             plain = isinstance(old, Tensor) and old.is_floating_point() and old.layout == torch.strided

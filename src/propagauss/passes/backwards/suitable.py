@@ -67,21 +67,26 @@ def _asked(traced: Traced, active: AbstractSet[fx.Node]) -> list[fx.Node]:
 
 
 def _try_derivative(node: fx.Node, places: list[tuple[int, ...]], values: Values) -> None:
-    args: Any = map_arg(node.args, values.__getitem__)
+    try:
+        args: Any = map_arg(node.args, values.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, values.__getitem__)
+        _differentiate(differentiable(node.target), args, kwargs, places)
+    except Exception as error:
+        if "not implemented" in str(error):  # else the walk finds a way, or says what is wrong
+            raise _without_derivative(node) from error
+
+
+def _differentiate(op: Any, args: Any, kwargs: Any, places: list[tuple[int, ...]]) -> None:
     args = [list(a) if isinstance(a, (list, tuple)) else a for a in args]
-    op, leaves = differentiable(node.target), []
+    leaves = []
+    for first, *rest in places:
+        within, at = (args[first], rest[0]) if rest else (args, first)
+        within[at] = within[at].detach().requires_grad_()
+        leaves.append(within[at])
     with torch.enable_grad():
-        for first, *rest in places:
-            within, at = (args[first], rest[0]) if rest else (args, first)
-            within[at] = within[at].detach().requires_grad_()
-            leaves.append(within[at])
-        try:
-            results = pytree.tree_leaves(op(*args, **map_arg(node.kwargs, values.__getitem__)))
-            known = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
-            torch.autograd.grad(known, leaves, [torch.ones_like(r) for r in known], allow_unused=True)
-        except Exception as error:
-            if "not implemented" in str(error):  # else the walk finds a way, or says what is wrong
-                raise _without_derivative(node) from error
+        results = pytree.tree_leaves(op(*args, **kwargs))
+        known = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
+        torch.autograd.grad(known, leaves, [torch.ones_like(r) for r in known], allow_unused=True)
 
 
 def _without_derivative(node: fx.Node) -> UnsupportedOpError:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
-from propagauss.inputs.samples import FEW, Batch, patterns
+from propagauss.inputs.samples import FEW, Batch, halves, patterns
 
 
 def check_samples_apart(forward: Callable[[Any], Tensor], x: Any, output: Tensor, size: int) -> None:
@@ -27,19 +27,24 @@ def check_samples_apart(forward: Callable[[Any], Tensor], x: Any, output: Tensor
         except Exception:
             return None
 
-    batch, before = Batch.of(leaves, size), output.detach()
-    some = run(batch.few().values) if size > FEW else None
-    if some is not None and some.shape == (FEW, *output.shape[1:]):
-        batch, before = batch.few(), some
-    for mask in patterns(batch.size):
-        changed = run(batch.changed(mask))
-        if changed is None or changed.shape != before.shape or not changed.isfinite().all():
-            continue
-        rest = ~mask.to(changed.device)
-        alone, together = (f[rest].reshape(int(rest.sum()), -1) for f in (changed, before))
-        if not _agree(alone, together):
-            again = run(batch.values)
-            check_independence(alone, together, None if again is None else _agree(again, before))
+    def check(batch: Batch, before: Tensor, sets: list[Tensor]) -> None:
+        for mask in sets:
+            changed = run(batch.changed(mask))
+            if changed is None or changed.shape != before.shape or not changed.isfinite().all():
+                continue
+            rest = ~mask.to(changed.device)
+            alone, together = (f[rest].reshape(int(rest.sum()), -1) for f in (changed, before))
+            if not _agree(alone, together):
+                again = run(batch.values)
+                check_independence(alone, together, None if again is None else _agree(again, before))
+
+    whole = Batch.of(leaves, size)
+    some = run(whole.few().values) if size > FEW else None
+    if some is None or some.shape != (FEW, *output.shape[1:]):
+        check(whole, output.detach(), patterns(size))
+    else:
+        check(whole.few(), some, patterns(FEW))
+        check(whole, output.detach(), halves(size))
 
 
 def check_independence(alone: Tensor, together: Tensor, is_function: bool | None = None) -> None:
