@@ -171,6 +171,9 @@ class Interpreter:
 
     def _propagated(self, node: fx.Node, sources: list[fx.Node]) -> Any:
         """`Σ_sources Σ_i J_ki² v_i`, for every output of the op; parameters of a layer with their joint covariance."""
+        value = self.mean[node]
+        if isinstance(value, Tensor) and not value.numel():
+            return torch.zeros_like(value)
         inside = self._between(node, sources)
 
         def run(*values: Tensor) -> tuple[Tensor, ...]:
@@ -183,13 +186,12 @@ class Interpreter:
         jacobians = _jacobian(run, at)
         joint = [i for i, s in enumerate(sources) if s in self.places and is_layer(node, s)]
         found = iter([self._squared(rows, sources, joint, at) for rows in jacobians])
-        value = self.mean[node]
         if isinstance(value, Tensor):
             return next(found).reshape(value.shape)
         return [next(found).reshape(p.shape) if _is_number(p) else None for p in value]
 
     def _squared(self, rows: Any, sources: list[fx.Node], joint: list[int], at: tuple[Tensor, ...]) -> Tensor:
-        flat = [r.reshape(-1, a.numel()) for r, a in zip(rows, at, strict=True)]
+        flat = [r.reshape(r.shape[: r.dim() - a.dim()].numel(), a.numel()) for r, a in zip(rows, at, strict=True)]
         total = flat[0].new_zeros(flat[0].shape[0])
         for i, (j, source) in enumerate(zip(flat, sources, strict=True)):
             if i not in joint:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 FEW = 6  # samples tell as much as many, where a model takes any number of them; a shift by as many is rare
+TOLERANCE = 1e-3  # of a typical change: what is not changed may be rounded otherwise
 
 
 def has_samples(value: Any, batch: int) -> bool:
@@ -32,19 +34,39 @@ def halves(batch: int) -> list[Tensor]:
     return [order < batch // 2, order >= batch // 2]
 
 
+def depend(before: Tensor, after: Tensor, changed: Tensor) -> bool:
+    """Whether rows that are not among the changed ones are others, too: `[B, ...]` before and after.
+
+    Column by column, since some may be much larger, and beside what is typical of those that were changed, since one of
+    them may be.
+    """
+    changed = changed.to(before.device)
+    rows, change = (v.double().reshape(len(changed), -1) for v in (before, after - before))
+    typical = change[changed].abs().median(0).values
+    least = 16 * torch.finfo(before.dtype).eps * rows[~changed].abs()
+    return bool((change[~changed].abs() > TOLERANCE * typical + least).any())
+
+
 def few(value: Tensor) -> Tensor:
     """Some of the first samples and of the last, if there are more than `FEW`."""
     return value if len(value) <= FEW else torch.cat([value[: FEW // 2], value[-(FEW - FEW // 2) :]])
 
 
-def with_others(value: Tensor, changed: Tensor) -> Tensor:
-    """Samples replaced by what is between them and those before them, or by half of themselves: models take these."""
+def with_others(value: Tensor, changed: Tensor, gently: bool) -> Tensor:
+    """Samples replaced by what is between them and those before them: models take these.
+
+    Where both are the same there are half of its numbers; for integers, and where it is all zeros, there is nothing
+    that every model takes: they stay what they are if it is done `gently`.
+    """
     mask = changed.to(value.device).view(-1, *(1,) * (value.dim() - 1))
     before = value.roll(1, 0)
-    if not (value.is_floating_point() or value.is_complex()):
-        return torch.where(mask, before, value)
     same = (value == before).reshape(len(value), -1).all(1).view_as(mask)
-    return torch.where(mask, torch.where(same, value / 2, (value + before) / 2), value)
+    if not (value.is_floating_point() or value.is_complex()):
+        other = value if gently else ~value if value.dtype == torch.bool else (value == 0).to(value.dtype)
+        return torch.where(mask, torch.where(same, other, before), value)
+    blank = same & (value == 0).reshape(len(value), -1).all(1).view_as(mask)
+    between = torch.where(same, value / 2, (value + before) / 2)
+    return torch.where(mask, between if gently else torch.where(blank, 0.5, between), value)
 
 
 @dataclass(frozen=True)
@@ -57,13 +79,27 @@ class Batch:
 
     @staticmethod
     def of(values: list[Any], size: int) -> Batch:
-        return Batch(values, [has_samples(v, size) for v in values], size)
+        return Batch([_known(v) for v in values], [has_samples(v, size) for v in values], size)
 
     def few(self) -> Batch:
-        return Batch(self._mapped(few), self.have, min(self.size, FEW))
+        return replace(self._mapped(few), size=min(self.size, FEW))
 
-    def changed(self, mask: Tensor) -> list[Any]:
-        return self._mapped(lambda v: with_others(v, mask))
+    def turned(self) -> Batch | None:
+        """Integers in reverse, if any: indices that happen to be the numbers of the samples need not be."""
+        turned = self._mapped(lambda v: v if v.is_floating_point() or v.is_complex() else v.flip(0))
+        pairs = zip(self.values, turned.values, strict=True)
+        return turned if any(isinstance(a, Tensor) and not torch.equal(a, b) for a, b in pairs) else None
 
-    def _mapped(self, function: Callable[[Tensor], Tensor]) -> list[Any]:
-        return [function(v) if has else v for v, has in zip(self.values, self.have, strict=True)]
+    def changed(self, mask: Tensor, gently: bool = False) -> list[Any]:
+        return self._mapped(lambda v: with_others(v, mask, gently)).values
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        values = [function(v) if has else v for v, has in zip(self.values, self.have, strict=True)]
+        return replace(self, values=values)
+
+
+def _known(value: Any) -> Any:
+    """With a number in place of what is missing, since nothing is seen of a mean over it."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)

@@ -176,7 +176,7 @@ class Values:
         for node, value in zip(traced.inputs, traced.example, strict=True):
             if node is not None:
                 whole = isinstance(value, Tensor) and not value.is_floating_point() and value.dim() > 0
-                self.known[node] = value.flip(-1) if flipped and whole else value
+                self.known[node] = value.flip(tuple(range(value.dim()))) if flipped and whole else value
         self.constants = traced.constants
 
     def __getitem__(self, node: fx.Node) -> Any:

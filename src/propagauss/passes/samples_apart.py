@@ -5,17 +5,16 @@ This looks at a whole model, on its example; sample_mixing.py at one op.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from propagauss.errors import UnsupportedOpError
-from propagauss.inputs.samples import FEW, Batch, halves, patterns
+from propagauss.inputs.samples import FEW, Batch, depend, halves, patterns
 from propagauss.nodes import depends, is_assertion, reached
 from propagauss.tracing.trace import Traced
-
-TOLERANCE = 1e-3  # of the largest change: products of matrices of other sizes are rounded otherwise
 
 
 class _Plain(fx.Interpreter):
@@ -25,26 +24,21 @@ class _Plain(fx.Interpreter):
 
 def check_samples_apart(traced: Traced) -> None:
     """Raise if other samples change what the model returns for the rest of them, on the example."""
-    batch, whole = some(traced), _whole(traced)
-    _check(traced, batch, patterns(batch.size))
-    if batch.size < whole.size:
-        _check(traced, whole, halves(whole.size))
-
-
-def _check(traced: Traced, batch: Batch, sets: list[Tensor]) -> None:
-    found = _dependent_output(traced, batch, sets)
-    if found is None:
-        return
-    i, old = found
-    if not torch.equal(old, _run(traced, batch.values)[i]):
+    for batch, sets in _looks(traced):
+        found = _dependent_output(traced, batch, sets)
+        if found is None:
+            continue
+        i, old = found
+        if not torch.equal(old, _run(traced, batch.values)[i]):
+            raise UnsupportedOpError(
+                "cannot linearise this model: it draws random numbers, so that it returns something else at every "
+                "call. Leave them out, or give them as an input."
+            )
         raise UnsupportedOpError(
-            "cannot linearise this model: it draws random numbers, so that it returns something else at every "
-            "call. Leave them out, or give them as an input."
+            "cannot linearise this model: what it returns for one sample of a batch depends on the others, or the "
+            "batch is not the first dimension of its output. Let it treat samples one by one; if an input without a "
+            "batch dimension is as long as the batch, give an example of another batch size."
         )
-    raise UnsupportedOpError(
-        "cannot linearise this model: what it returns for one sample of a batch depends on the others, or the "
-        "batch is not the first dimension of its output. Let it treat samples one by one."
-    )
 
 
 def samples_may_meet(traced: Traced) -> bool:
@@ -52,10 +46,20 @@ def samples_may_meet(traced: Traced) -> bool:
     if traced.batch_is_dynamic and any(_is_of_all(output, traced) for output in traced.outputs):
         return True
     try:
-        batch = some(traced)
-        return _dependent_output(traced, batch, patterns(batch.size)) is not None
+        return any(_dependent_output(traced, batch, sets) is not None for batch, sets in _looks(traced))
     except Exception:  # inputs of the example that do not make sense together: calls will say so
         return False
+
+
+def _looks(traced: Traced) -> Iterator[tuple[Batch, list[Tensor]]]:
+    """Batches, and the sets of their samples to change."""
+    batch, whole = some(traced), _whole(traced)
+    yield batch, patterns(batch.size)
+    turned = batch.turned()
+    if turned is not None and _run_if_possible(traced, turned.values):
+        yield turned, patterns(batch.size)
+    if batch.size < whole.size:
+        yield whole, halves(whole.size)
 
 
 def _is_of_all(output: Any, traced: Traced) -> bool:
@@ -90,16 +94,22 @@ def _dependent_output(traced: Traced, batch: Batch, sets: list[Tensor]) -> tuple
     nodes: Any = next(n for n in traced.graph.nodes if n.op == "output").args[0]
     before = _run(traced, batch.values)
     for mask in sets:
-        after = _run(traced, batch.changed(mask))
-        for i, (node, old, new) in enumerate(zip(nodes, before, after, strict=True)):
+        after = _run_if_possible(traced, batch.changed(mask)) or _run_if_possible(traced, batch.changed(mask, True))
+        for i, (node, old, new) in enumerate(zip(nodes, before, after or before, strict=True)):
             plain = isinstance(old, Tensor) and old.is_floating_point() and old.layout == torch.strided
             if not plain or old.shape[:1] != (batch.size,) or not old.numel() or not _has_batch_first(node, traced):
                 continue
-            change = (new - old).abs()
-            noise = old.abs().amax() * torch.finfo(old.dtype).eps
-            if change[~mask].amax() > TOLERANCE * (change[mask].amax() + noise):
+            if depend(old, new, mask):
                 return i, old
     return None
+
+
+def _run_if_possible(traced: Traced, inputs: list[Any]) -> Any:
+    """Not every model takes inputs that are made up."""
+    try:
+        return _run(traced, inputs)
+    except Exception:
+        return None
 
 
 def _has_batch_first(output: fx.Node, traced: Traced) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensor
 
 from propagauss.errors import InputError, UnsupportedOpError, kept_norm
 from propagauss.nodes import argument, module_path, op_name
@@ -35,6 +36,21 @@ def refuse_training(graph: fx.Graph) -> None:
                 f"{op_name(node.target)} at '{module_path(node)}' is in training mode, where the output is random or "
                 "changes the model: call model.eval() first"
             )
+
+
+def refuse_parts_of_its_own(graph: fx.Graph, constants: Mapping[str, Any]) -> None:
+    """What tracing does not write out: branches and bodies of loops, and derivatives that a model takes itself."""
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise UnsupportedOpError(
+                f"{op_name(node.target)} at '{module_path(node)}' has branches or a body of its own, which are not "
+                "followed: write it with torch.where, or as a plain loop"
+            )
+    if any(isinstance(value, FakeTensor) for value in constants.values()):
+        raise UnsupportedOpError(
+            "the model takes a derivative itself, as with torch.func.grad, whose steps tracing does not write out: "
+            "write the derivative with plain ops"
+        )
 
 
 def refuse_kept_norms(graph: fx.Graph, parameters: Mapping[str, str], random: Collection[str]) -> None:

@@ -71,6 +71,8 @@ def _simpler(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         with graph.inserting_before(node):
             row = call(graph, node, aten.unsqueeze.default, source, dim)
         return _spliced(graph, node, base, row, dim, index, index + 1 or sys.maxsize)
+    if node.target in _EMPTY:
+        return _zeros(graph, node)
     if node.target in (aten.zero.default, aten.fill.Scalar, aten.fill.Tensor):
         return _filled(graph, node)
     if node.target == aten.heaviside.default:
@@ -80,6 +82,22 @@ def _simpler(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     if known.reduces:
         return _over_stack(graph, node)
     return _part_of_stack(node)
+
+
+_EMPTY: dict[Any, Any] = {
+    aten.empty_like.default: aten.zeros_like.default,
+    aten.new_empty.default: aten.new_zeros.default,
+    aten.empty.memory_format: aten.zeros.default,
+}
+
+
+def _zeros(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Numbers where a model makes room for some, so that two runs are the same."""
+    settings = {k: v for k, v in node.kwargs.items() if k != "memory_format"}
+    with graph.inserting_before(node):
+        new = graph.call_function(_EMPTY[node.target], node.args, settings)
+    new.meta = dict(node.meta)
+    return new
 
 
 def _filled(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
@@ -194,7 +212,7 @@ def _spliced(
     step: int = 1,
 ) -> fx.Node | None:
     """`base` with the entries from `start` to `end` replaced by `part`, as a concatenation."""
-    if step != 1:
+    if step != 1 or 0 in (shape_of(part) or ()):
         return None
     with graph.inserting_before(at):
         pieces = [part]

@@ -19,9 +19,15 @@ from propagauss.checks import kind
 from propagauss.errors import InputError
 from propagauss.gaussian import Gaussian, mean_of
 from propagauss.inputs import as_call
-from propagauss.nodes import mend_readers, module_path, op_name, reached, remember_origins
+from propagauss.nodes import depends, mend_readers, module_path, op_name, reached, remember_origins
 from propagauss.tracing.calls.recurrent import RECURRENT_OPS
-from propagauss.tracing.checks import check_dtypes, check_integers, refuse_kept_norms, refuse_training
+from propagauss.tracing.checks import (
+    check_dtypes,
+    check_integers,
+    refuse_kept_norms,
+    refuse_parts_of_its_own,
+    refuse_training,
+)
 from propagauss.tracing.exporting import Wanted, export, export_second_open, is_batched, is_sequence
 from propagauss.tracing.fixed_masks import fix_masks
 from propagauss.tracing.functional import functional
@@ -134,7 +140,9 @@ def _trace(
     rows_normalised(program, reached(program.graph, _user_inputs(program)))
     program = tidied(functional(program))
     graph = program.graph
+    symbols = _kept(symbols, program, batch)
     constants, parameters = _constants(program, wrapped)
+    refuse_parts_of_its_own(graph, constants)
     fix_masks(graph, constants)
     refuse_training(graph)
     inputs = _inputs(program)
@@ -162,6 +170,19 @@ def _trace(
         batch_symbols=symbols,
         recurrent=recurrent,
     )
+
+
+def _kept(symbols: set[Any], program: ExportedProgram, batch: int) -> set[Any]:
+    """Writing out changes in place may fix sizes that were open, as those of `x.unbind(1)[0].add_(y)`."""
+    shapes = [getattr(n.meta["val"], "shape", ()) for n in _user_inputs(program)]
+    if not symbols or any(depends(size, symbols) for shape in shapes for size in shape):
+        return symbols
+    if batch == 1:
+        raise InputError(
+            "the model changes values in place in a way that fixes its batch size: give an example of as many samples "
+            "as calls will have, two or more"
+        )
+    return set()
 
 
 def _user_inputs(program: ExportedProgram) -> list[fx.Node]:

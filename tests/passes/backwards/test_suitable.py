@@ -75,6 +75,59 @@ def test_heaviside_is_a_decision() -> None:
     torch.testing.assert_close(g.covariance, pg.linearise(relu, diagonal(relu), X)(X).covariance)
 
 
+@torch.library.custom_op("propagauss_suitable::square", mutates_args=())
+def square(x: Tensor, w: Tensor) -> Tensor:
+    return x * x * w
+
+
+square.register_fake(lambda x, w: torch.empty_like(x))
+square.register_autograd(
+    lambda c, g: (2 * c.saved_tensors[0] * c.saved_tensors[1] * g, (c.saved_tensors[0] ** 2 * g).sum(0)),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+class Squared(nn.Module):
+    """A custom op with a formula for its gradient, of a value and of a parameter that all samples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.w = nn.Linear(3, 3), nn.Parameter(torch.rand(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return square(self.layer(x), self.w)
+
+
+class SquaredInPieces(Squared):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) ** 2 * self.w
+
+
+def test_custom_ops_with_a_gradient_are_linearised() -> None:
+    model, same = Squared().double().eval(), SquaredInPieces().double().eval()
+    same.load_state_dict(model.state_dict())
+    net = pg.linearise(model, diagonal(model), X)
+    for x in (X, X[:1]):
+        g = net(x)
+        torch.testing.assert_close(g.mean, model(x).detach())
+        torch.testing.assert_close(g.covariance, pg.baselines.GLM(same, diagonal(same))(x).covariance)
+
+
+CERTAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "ones_like": torch.ones_like,
+    "new_zeros": lambda h: h.new_zeros(h.shape[0], 2),
+    "floor_divide": lambda h: h // 0.5,
+}
+
+
+@pytest.mark.parametrize("name", CERTAIN)
+def test_an_output_that_is_the_same_for_all_parameters(name: str) -> None:
+    model = Call(CERTAIN[name]).double().eval()
+    g = pg.linearise(model, diagonal(model), X)(X)
+    torch.testing.assert_close(g.mean, model(X).detach())
+    assert not g.covariance.any()
+
+
 # -- whether the list in known_ops.py is whole
 
 MADE = {

@@ -175,6 +175,18 @@ def test_models_that_return_something_else_at_every_call(model):
         fit_laplace(model.eval(), [(X, LABELS)])
 
 
+class Overwriting(nn.Linear):
+    def forward(self, x):
+        h = super().forward(x).clone()
+        h[:, 0] = h[:, 1] ** 2
+        return h
+
+
+def test_a_model_without_gradients_says_why():
+    with pytest.raises(InputError, match="batch 0: the model writes in place to values whose gradients need them"):
+        fit_laplace(Overwriting(4, 3).eval(), [(X, LABELS)])
+
+
 class Unused(nn.Module):
     """A parameter without effect, next to an LSTM that torch.vmap refuses."""
 

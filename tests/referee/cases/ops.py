@@ -115,6 +115,10 @@ MOVES = section(
         "scatter_reduce, mean",
         lambda h: torch.zeros_like(h).scatter_reduce(-1, (INDEX % 2).expand(h.shape[0], -1), h[:, :3], "mean"),
     ),
+    _of(
+        "scatter_reduce, prod",
+        lambda h: torch.ones_like(h).scatter_reduce(-1, (INDEX % 2).expand(h.shape[0], -1), h[:, :3], "prod"),
+    ),
     _of("index_add", lambda h: torch.zeros(h.shape[0], 3).to(h).index_add(-1, torch.tensor([0, 2, 0, 1]), h)),
     _of("index_copy", lambda h: h.index_copy(-1, INDEX[:2], h[:, 2:].exp())),
     _of("index_fill", lambda h: h.index_fill(-1, INDEX[:2], 1.0)),
@@ -122,6 +126,12 @@ MOVES = section(
     _of("masked_fill of a tensor", lambda h: h.masked_fill(BOOL, torch.tensor(1.5))),
     _of("masked_scatter in pieces", lambda h: torch.where(BOOL, h, h.flip(-1))),
     _of("zeros_like", lambda h: h + torch.zeros_like(h)),
+    _of("a constant matrix of its type", lambda h: h @ h.new_full((4, 4), -1.0).tril()),
+    _of("empty_like, then every other column", lambda h: _every_other(h)),
+    _of("slices up to the end and beyond", lambda h: torch.stack([h[:, i:].sum(1) for i in (0, 3, 4, 9)], 1)),
+    _of("narrow of nothing", lambda h: h + h.narrow(1, 4, 0).sum(1, keepdim=True)),
+    _of("writes to slices of nothing", lambda h: _nothing_written(h)),
+    _of("write to a part of unbind", lambda h: _unbound(h)),
     _of(
         "full_like, new_ones, empty_like",
         lambda h: h * torch.full_like(h, 2) + h.new_ones(4) + 0 * torch.empty_like(h).fill_(1.0),
@@ -135,6 +145,29 @@ MOVES = section(
         shape=(4, 2),
     ),
 )
+
+
+def _every_other(h: Tensor) -> Tensor:
+    out = torch.empty_like(h)
+    out[:, ::2], out[:, 1::2] = h[:, 2:] * 2, h[:, :2].tanh()
+    return out
+
+
+def _nothing_written(h: Tensor) -> Tensor:
+    h = h.clone()
+    h[:, 2:1].add_(1.0)
+    h[:, 3:1] = 0.0
+    h[:, 9:].mul_(2.0)
+    return h
+
+
+def _unbound(h: Tensor) -> Tensor:
+    if torch.is_grad_enabled():  # autograd refuses it; the same without
+        return torch.cat([h[:, :1] + h[:, 1:2], h[:, 1:]], 1)
+    h = h.clone()
+    first, second, *_ = h.unbind(1)
+    first.add_(second)
+    return h
 
 
 def _assigned(h: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from propagauss.nodes import is_complex
+from propagauss.nodes import is_complex, nodes_in
 from propagauss.rules.facts import facts
 
 aten = torch.ops.aten
@@ -35,6 +35,12 @@ def value_type(node: fx.Node) -> torch.dtype:
 def unread(node: fx.Node) -> tuple[int, ...]:
     """Arguments whose shape or type alone is read; attention reads all of its own."""
     return () if node.target == aten.scaled_dot_product_attention.default else facts(node.target).at_mean
+
+
+def read(node: fx.Node) -> list[fx.Node]:
+    """The arguments whose entries count."""
+    positional = [arg for i, arg in enumerate(node.args) if i not in unread(node)]
+    return [*nodes_in(positional), *nodes_in(node.kwargs)]
 
 
 def paths(node: fx.Node) -> list[tuple[tuple[int, ...], fx.Node]]:

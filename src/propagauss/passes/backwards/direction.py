@@ -67,5 +67,11 @@ def _moved(traced: Traced, along: dict[str, Tensor]) -> list[Tensor | None]:
     wanted = [o for o in traced.outputs if isinstance(o, fx.Node) and o.meta["val"].is_floating_point()]
     primals = tuple(values[n] for n in names)
     tangents = tuple(along[traced.parameters[n]] for n in names)
-    results = dict(zip(wanted, torch.func.jvp(outputs, primals, tangents)[1], strict=True))
+    try:
+        results = dict(zip(wanted, torch.func.jvp(outputs, primals, tangents)[1], strict=True))
+    except NotImplementedError as error:
+        raise UnsupportedOpError(
+            "cannot linearise this model: torch.export fixes its batch size, and where its values have their samples "
+            f"is told by forward differentiation, which PyTorch does not have for all of its ops ({error})"
+        ) from error
     return [results.get(o) if isinstance(o, fx.Node) else None for o in traced.outputs]

@@ -15,6 +15,7 @@ from propagauss.errors import InputError, UnsupportedOpError
 from propagauss.nodes import A_NUMBER, hint, makes_number, module_path, nodes_in, op_name, reached
 from propagauss.passes.backwards.arguments import paths
 from propagauss.passes.backwards.samples.axes import PLAIN, Axis
+from propagauss.passes.refusals import DRAWS, draws, refusal
 from propagauss.passes.sample_mixing import Values
 from propagauss.rules.adjoints.registry import ADJOINTS, PER_SAMPLE
 from propagauss.rules.facts import differentiable, is_differentiable
@@ -22,6 +23,16 @@ from propagauss.rules.registry import Signature
 from propagauss.tracing.trace import Traced
 
 MOST_ENTRIES = 8192  # of an output, for each sample
+
+
+def check_ops(traced: Traced, active: AbstractSet[fx.Node]) -> None:
+    """What no engine can follow."""
+    found = [(n, DRAWS) for n in draws(traced)] + [(n, why) for n in traced.graph.nodes if (why := refusal(n))]
+    for node, why in found:
+        if why == DRAWS or any(a in active for a in node.all_input_nodes):
+            raise UnsupportedOpError(
+                f"cannot linearise this model: {op_name(node.target)} at '{module_path(node)}' {why}"
+            )
 
 
 def check_batch(traced: Traced, active: AbstractSet[fx.Node], axes: Mapping[fx.Node, Axis]) -> None:

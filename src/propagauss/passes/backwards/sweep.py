@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from propagauss.network.linearised import Linearised, Sensitivities
 from propagauss.network.plan import Plan
 from propagauss.nodes import hint, is_float
-from propagauss.passes.backwards.arguments import has_derivative, is_several, paths, value_type
+from propagauss.passes.backwards.arguments import has_derivative, is_several, paths, read, value_type
 from propagauss.passes.backwards.choice import Choice, ChosenRows, Seeds
 from propagauss.passes.backwards.layers import at_positions, behind, layer, on_patches
 from propagauss.passes.backwards.new_graph import NewGraph
@@ -35,6 +35,7 @@ from propagauss.passes.backwards.suitable import (
     check_derivatives,
     check_keywords,
     check_numbers,
+    check_ops,
     check_outputs,
     check_size,
 )
@@ -73,6 +74,7 @@ class Sweep:
         self.walks: dict[int, Sensitivities] = {}
 
     def run(self) -> Linearised:
+        check_ops(self.traced, self.active)
         check_numbers(self.traced, self.active)
         check_batch(self.traced, self.active, self.axes)
         check_keywords(self.traced, self.active)
@@ -99,7 +101,7 @@ class Sweep:
         inputs = zip(self.traced.inputs, self.traced.uncertain_inputs, strict=True)
         found = {*self.leaves, *(n for n, uncertain in inputs if uncertain and n is not None)}
         for node in self.traced.graph.nodes:
-            if any(a in found for a in node.all_input_nodes) and has_derivative(node):
+            if any(a in found for a in read(node)) and has_derivative(node):
                 found.add(node)
         return found
 

@@ -22,6 +22,7 @@ from propagauss.nodes import A_NUMBER, AT_MEAN, STEP, is_assertion, is_complex, 
 from propagauss.passes.demand import wanted
 from propagauss.passes.fusion import Chains, cut, is_pointwise
 from propagauss.passes.recognise import release
+from propagauss.passes.refusals import DRAWS, draws, refusal
 from propagauss.passes.rewriting.account import (
     MEAN_ALONE,
     MIXED,
@@ -41,7 +42,6 @@ from propagauss.passes.sample_mixing import is_batched, mixes_samples, samples_o
 from propagauss.passes.samples_apart import samples_may_meet
 from propagauss.posteriors.base import Posterior
 from propagauss.rules.derivatives.tangent import is_affine
-from propagauss.rules.elementwise.activation import CLOSED
 from propagauss.rules.elementwise.comparisons import decisions, fusable_comparison
 from propagauss.rules.registry import BUILDERS, FUNCTIONS, Options, arguments
 from propagauss.rules.wrapping import InputStructure, by_rows, to_gaussian
@@ -122,6 +122,7 @@ class Rewriter:
                 self.unsupported.append((node, "is not a plain call"))
             self._own(node, len(new.graph.nodes) - before)
         results = tuple(self._output(o) for o in self.traced.outputs)
+        self.unsupported += ((node, DRAWS) for node in draws(self.traced))
         if self.unsupported:
             raise unsupported(self.unsupported)
         new.graph.output(results)
@@ -169,10 +170,10 @@ class Rewriter:
             return
         if is_assertion(node.target):
             return
-        refusal = _refusal(node)
+        why = refusal(node)
         random = [a for a in arguments(node) if a in new.random]
-        if refusal is not None:
-            self.unsupported.append((node, refusal))
+        if why is not None:
+            self.unsupported.append((node, why))
             self._at_mean(node)
         elif random and (self._decides_function(node) or (is_float(node) and node in new.wanted)):
             self._rewrite(node, random)
@@ -313,16 +314,3 @@ class Rewriter:
 def _whole(node: fx.Node) -> fx.Node:
     """The op that gave the parts of which a node takes one."""
     return node.args[0] if node.target is operator.getitem and isinstance(node.args[0], fx.Node) else node
-
-
-def _refusal(node: fx.Node) -> str | None:
-    """Why an op on an uncertain value cannot be followed whatever its derivative, if so."""
-    if node.target == aten.as_strided.default:
-        return "reads memory as it is laid out in the model, which is not how it is here"
-    value = node.meta.get("val")
-    if isinstance(value, Tensor) and value.layout != torch.strided:
-        return "returns a sparse tensor: leave it dense"
-    known = node.target in FUNCTIONS or node.target in BUILDERS or node.target in CLOSED
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not known:
-        return "draws random numbers, so that its result has no one mean"
-    return None

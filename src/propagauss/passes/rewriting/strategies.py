@@ -53,7 +53,10 @@ def fused(site: OpSite) -> Emitted | None:
     if source in site.random and site.occurrences == 1 and not site.reads_virtual:
         return None  # nothing lies between
     function, extras = cut(node, [source], new.random)
-    pointwise = all(is_elementwise(n.target) for n in function.graph.nodes if n.op == "call_function")
+    ops = [n.target for n in function.graph.nodes if n.op == "call_function"]
+    if not all(map(is_differentiable, ops)):
+        return None
+    pointwise = all(map(is_elementwise, ops))
     label = f"fused {'elementwise' if pointwise else 'function'} of {source.name}"
     if pointwise and shape_of(source) == shape_of(node):
         module = activation.elementwise(function, site.options.activation, dtype_of(node), graph=function)

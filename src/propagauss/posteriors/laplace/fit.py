@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -249,14 +250,29 @@ def _accumulate(
             if not output.isfinite().all():
                 raise InputError(f"{where}: the outputs of the model are not finite{_cause(x, forward)}")
             if samples == 0:
-                check_samples_apart(forward, x, output, len(y))
+                check_samples_apart(forward, x, output.shape, len(y))
             terms = likelihood.terms(output, y, where)
             if not math.isfinite(terms.loss):
                 raise InputError(f"{where}: the loss is {terms.loss}; are there missing values among the targets?")
             loss, targets, samples = loss + terms.loss, targets + terms.targets, samples + len(y)
             column, count = few(terms.column, terms.output.shape[1], seed=i)
-            curvature.add(Batch(forward, x, len(y), terms.output, seen, column, count))
+            with _explained(where):
+                curvature.add(Batch(forward, x, len(y), terms.output, seen, column, count))
     return loss, targets, samples
+
+
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """What PyTorch says of models that cannot be trained either."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise InputError(
+            f"{where}: the model writes in place to values whose gradients need them, as with h[:, 0] = h[:, 1] ** 2, "
+            f"so that it has none: write to a copy ({error})"
+        ) from error
 
 
 def _plain(value: Any, device: torch.device) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,60 +11,93 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
-from propagauss.inputs.samples import FEW, Batch, halves, patterns
+from propagauss.inputs.samples import FEW, TOLERANCE, Batch, depend, halves, patterns
+
+_MIXED = (
+    "the outputs of a sample depend on the rest of its batch, so it has no gradient of its own: a model that mixes "
+    "samples has no Laplace posterior; if an input without a batch dimension is as long as the batch, use another "
+    "batch size"
+)
+_CHANGING = (
+    "the model returns something else at every call, as one that draws random numbers or changes its buffers does: "
+    "there is no one output for a Laplace posterior to be about. Let forward leave them as they are"
+)
 
 
-def check_samples_apart(forward: Callable[[Any], Tensor], x: Any, output: Tensor, size: int) -> None:
-    """Raise if other samples change the outputs `[B, ...]` of the rest of them."""
-    if size < 2 or output.shape[:1] != (size,):
+def check_samples_apart(forward: Callable[[Any], Tensor], x: Any, shape: torch.Size, size: int) -> None:
+    """Raise if other samples change the outputs of this shape, `[B, ...]`, of the rest of them."""
+    if size < 2 or shape[:1] != (size,):
         return
     leaves, spec = pytree.tree_flatten(x)
+    whole = Batch.of(leaves, size)
 
     def run(values: list[Any]) -> Tensor | None:
         """Of samples that are made up, or fewer than the model may take: None if it does not."""
         try:
-            with torch.no_grad():
-                return forward(pytree.tree_unflatten(values, spec))
+            output = forward(pytree.tree_unflatten(values, spec))
         except Exception:
             return None
+        return output if output.shape[1:] == shape[1:] else None
 
-    def check(batch: Batch, before: Tensor, sets: list[Tensor]) -> None:
+    def check(batch: Batch, sets: list[Tensor]) -> bool:
+        before = run(batch.values)
+        if before is None:
+            return False
         for mask in sets:
             changed = run(batch.changed(mask))
-            if changed is None or changed.shape != before.shape or not changed.isfinite().all():
-                continue
-            rest = ~mask.to(changed.device)
-            alone, together = (f[rest].reshape(int(rest.sum()), -1) for f in (changed, before))
-            if not _agree(alone, together):
+            changed = run(batch.changed(mask, gently=True)) if changed is None else changed
+            if changed is not None and changed.shape == before.shape and depend(before, changed, mask):
                 again = run(batch.values)
-                check_independence(alone, together, None if again is None else _agree(again, before))
+                raise InputError(_MIXED if again is None or torch.allclose(again, before, rtol=1e-4) else _CHANGING)
+        return True
 
-    whole = Batch.of(leaves, size)
-    some = run(whole.few().values) if size > FEW else None
-    if some is None or some.shape != (FEW, *output.shape[1:]):
-        check(whole, output.detach(), patterns(size))
-    else:
-        check(whole.few(), some, patterns(FEW))
-        check(whole, output.detach(), halves(size))
+    with torch.no_grad():
+        some = whole.few() if size > FEW else whole
+        if not check(some, patterns(some.size)):
+            some = whole
+            check(whole, patterns(size))
+        turned = some.turned()
+        if turned is not None:
+            check(turned, patterns(some.size))
+        if some is not whole:
+            check(whole, halves(size))
+    if whole.size > FEW and not _has_gradients_apart(run, whole):
+        raise InputError(_MIXED)
 
 
-def check_independence(alone: Tensor, together: Tensor, is_function: bool | None = None) -> None:
-    """Raise unless samples on their own, or among others, give the outputs `[b, C]` that they gave in the batch.
+def _has_gradients_apart(run: Callable[[list[Any]], Tensor | None], batch: Batch) -> bool:
+    """Whether the gradient of a weighted sum by every sample has its own weight alone: a look at all pairs at once."""
+    at = [i for i, (v, has) in enumerate(zip(batch.values, batch.have, strict=True)) if has and v.is_floating_point()]
+    values = list(batch.values)
+    for i in at:
+        values[i] = values[i].detach().clone().requires_grad_()
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.enable_grad():
+            output = run(values)
+            if output is None or not output.requires_grad:
+                return True
+            rows = output.reshape(batch.size, -1)
+            columns, weights = (torch.rand(n, generator=generator).to(rows) + 1 for n in rows.shape[::-1])
+            leaves, total = [values[i] for i in at], rows @ columns
+            plain = torch.autograd.grad(total.sum(), leaves, retain_graph=True, allow_unused=True)
+            weighted = torch.autograd.grad(total @ weights, leaves, allow_unused=True)
+    except RuntimeError:  # of a model without gradients by its inputs
+        return True
+    return all(_is_in_proportion(a, b, weights) for a, b in zip(plain, weighted, strict=True) if a is not None)
 
-    `is_function` tells whether the same batch gives the same outputs again, if that is known.
-    """
-    if _agree(alone, together):
-        return
-    if is_function is False:
-        raise InputError(
-            "the model returns something else at every call, as one that draws random numbers or changes its buffers "
-            "does: there is no one output for a Laplace posterior to be about. Let forward leave them as they are"
-        )
-    raise InputError(
-        "the outputs of a sample depend on the rest of its batch, so it has no gradient of its own: a model that "
-        "mixes samples has no Laplace posterior; if an input without a batch dimension is as long as the batch, "
-        "use another batch size"
-    )
+
+def _is_in_proportion(plain: Tensor, weighted: Tensor, weights: Tensor) -> bool:
+    a, b = (g.double().reshape(len(weights), -1) for g in (plain, weighted))
+    size = a.abs().amax(1)
+    bound = math.sqrt(torch.finfo(plain.dtype).eps) * (size + size.median()) + TOLERANCE * size.median()
+    return not bool(((b - weights.double()[:, None] * a).abs().amax(1) > bound).any())
+
+
+def check_independence(alone: Tensor, together: Tensor) -> None:
+    """Raise unless samples on their own give the outputs `[b, C]` that they gave in the batch."""
+    if not _agree(alone, together):
+        raise InputError(_MIXED)
 
 
 def _agree(alone: Tensor, together: Tensor) -> bool:

@@ -67,7 +67,7 @@ def sliced(
     dim = dim if dim < 0 else dim - x.dim()
     size = x.shape[dim]
     start = 0 if start is None else start
-    start = max(start + size, 0) if start < 0 else start
+    start = min(max(start + size, 0) if start < 0 else start, size)
     if step != 1:
         index = torch.arange(start, size, step, device=g.device)[: g.shape[dim]]
         zeros = g.new_zeros(1).expand(*g.shape[: g.dim() - x.dim()], *x.shape)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from propagauss.nodes import is_custom
 from propagauss.rules.facts import OpTable
 
 Adjoint = Callable[..., Tensor]
@@ -56,11 +57,11 @@ def pulled_back(g: Any, path: tuple[int, ...], op: Any, y: Any, /, *args: Any, *
     """
     _note(op)
     used, parts, results = _used(g, y)
-    pull: Any = torch.func.vjp(_of_one(op, path, args, kwargs, used), _at(args, path))[1]
+    x = _at(args, path)
+    pull = _puller(op, _of_one(op, path, args, kwargs, used), x)
     lead = parts[0].shape[: parts[0].dim() - results[0].dim()]
-    rows = [g.reshape(-1, *y.shape) for g, y in zip(parts, results, strict=True)]
-    found = _each(lambda *row: pull(row)[0], op, *rows)
-    return found.reshape(*lead, *found.shape[1:])
+    rows = [g.reshape(lead.numel(), *y.shape) for g, y in zip(parts, results, strict=True)]
+    return _each(pull, op, *rows).reshape(*lead, *x.shape)
 
 
 def pulled_back_per_sample(
@@ -79,6 +80,8 @@ def pulled_back_per_sample(
 
     samples = torch.func.vmap(single, in_dims=(tuple(out for _ in parts), *dims))
     try:
+        if is_custom(op):
+            raise ValueError("cannot be vectorised")
         return _each(lambda *rows: samples(rows, *args), op, *parts)
     except (RuntimeError, ValueError):  # the op does not work on single samples, or not under vmap
         return _one_sample_at_a_time(parts, path, op, dims, out, used, args, kwargs)
@@ -102,15 +105,26 @@ def _one_sample_at_a_time(
 ) -> Tensor:
     """The whole op for every sample, with the sensitivities of all others set to zero: slow, but always right."""
     whole = [_merged(a, d) for a, d in zip(args, dims, strict=True)]
-    pull: Any = torch.func.vjp(_of_one(op, path, whole, kwargs, used), _at(whole, path))[1]
+    pull = _puller(op, _of_one(op, path, whole, kwargs, used), _at(whole, path))
     count = parts[0].shape[1 + out]
     samples = torch.eye(count, dtype=parts[0].dtype, device=parts[0].device)
 
     def row(own: Tensor, *rows: Tensor) -> Tensor:
         kept = (r * own.reshape(-1, *[1] * (r.dim() - out - 1)) for r in rows)
-        return pull(tuple(r.flatten(out, out + 1) for r in kept))[0]
+        return pull(*(r.flatten(out, out + 1) for r in kept))
 
     return torch.stack([_each(lambda *rows, own=own: row(own, *rows), op, *parts) for own in samples], 1)
+
+
+def _puller(op: Any, function: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> Callable[..., Tensor]:
+    """From one sensitivity of every result to that of `x`; custom ops have ordinary gradients only."""
+    if not is_custom(op):
+        pull: Any = torch.func.vjp(function, x)[1]
+        return lambda *row: pull(row)[0]
+    with torch.enable_grad():
+        at = x.detach().requires_grad_()
+        results = function(at)
+    return lambda *row: torch.autograd.grad(results, at, row, retain_graph=True)[0]
 
 
 def _merged(arg: Any, dim: Any) -> Any:
@@ -124,7 +138,7 @@ def _each(function: Callable[..., Tensor], op: Any, *rows: Tensor) -> Tensor:
     """For every row; one after the other where PyTorch's vectorised derivative is wrong."""
     if rows[0].shape[0] == 1:
         return function(*(row[0] for row in rows)).unsqueeze(0)
-    if op not in _ONE_BY_ONE:
+    if op not in _ONE_BY_ONE and not is_custom(op):
         try:
             return torch.func.vmap(function)(*rows)
         except (RuntimeError, ValueError):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from propagauss.gaussian import Gaussian, mean_of, push_rows
-from propagauss.nodes import is_custom
+from propagauss.nodes import argument, is_custom
 from propagauss.rules.derivatives.tangent import along, is_affine
 from propagauss.rules.elementwise.slopes import with_slope
 
@@ -53,7 +53,7 @@ class Piece(nn.Module):
         self.known = [part is not None for part in known]
         self.affine = [is_affine(function, i) for i in range(len(batched))]
         self.batched, self.samples = list(batched), samples
-        self.custom = any(is_custom(n.target) for n in function.graph.nodes)
+        self.backwards = any(map(_has_no_forward_derivative, function.graph.nodes))
         self.lifted = [result_batched and not b for b in batched]
         self.slope = with_slope(function) if pointwise and not any(self.affine) else None
 
@@ -68,7 +68,7 @@ class Piece(nn.Module):
         def f(x: Tensor) -> Tensor:
             return self.function(*values[:i], x, *values[i + 1 :])
 
-        return derivative(f, values[i], rows, forward=not self.custom)
+        return derivative(f, values[i], rows, forward=not self.backwards)
 
     def carried(self, i: int, values: tuple[Any, ...], matrix: Tensor, batched: bool) -> Tensor:
         """`J_i M`: `[b, n_i, k] -> [b, n, k]`, with one matrix for each sample if `batched`, else one for all."""
@@ -96,6 +96,13 @@ class Piece(nn.Module):
         lead, rows = self.samples
         entries = rows * math.prod(pushed.shape[1 + lead :])
         return pushed.reshape(pushed.shape[0], math.prod(pushed.shape[1 : 1 + lead]) // rows, entries)
+
+
+def _has_no_forward_derivative(node: fx.Node) -> bool:
+    """That of a custom op is zero, and that of a product of what meets at a place is wrong (2.13): nobody says so."""
+    return is_custom(node.target) or (
+        node.target == torch.ops.aten.scatter_reduce.two and argument(node, 4, "reduce") == "prod"
+    )
 
 
 class Linearised(nn.Module):
@@ -192,7 +199,7 @@ def derivative(f: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor, forward: 
 
     The derivative is outside the vectorisation: the other order cannot be exported. An op without a forward derivative
     is differentiated backwards twice, or, if it has no second derivative either, once for every entry of the result.
-    Custom ops, for which `forward` is false, have ordinary gradients only.
+    Where `forward` is false there are ordinary gradients only, as for custom ops.
     """
     if not forward:
         return _along(rows, *_gradients(f, x))

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from propagauss.inputs.samples import patterns
+from propagauss.inputs.samples import Batch, patterns
 from propagauss.nodes import is_assertion
 from propagauss.passes.backwards.samples.axes import Axis
 from propagauss.passes.samples_apart import some
 from propagauss.tracing.trace import Traced
 
-TOLERANCE = 1e-3  # of the largest change: the same product may be rounded otherwise
+TOLERANCE = 1e-3  # of a typical change: the same product may be rounded otherwise
 
 
 class _Variants(tuple[Any, ...]):
@@ -32,8 +32,15 @@ def observed(traced: Traced, axes: Mapping[fx.Node, Axis]) -> dict[fx.Node, Axis
     batch = some(traced)
     if batch.size < 2 or not any(batch.have):
         return dict(axes)
+    try:
+        return _looked_at(traced, axes, batch, gently=False)
+    except Exception:  # of a model that does not take such inputs
+        return _looked_at(traced, axes, batch, gently=True)
+
+
+def _looked_at(traced: Traced, axes: Mapping[fx.Node, Axis], batch: Batch, gently: bool) -> dict[fx.Node, Axis]:
     sets = patterns(batch.size)
-    variants = [batch.values, *(batch.changed(mask) for mask in sets)]
+    variants = [batch.values, *(batch.changed(mask, gently) for mask in sets)]
     inputs = [n for n in traced.inputs if n is not None]
     columns = zip(batch.have, zip(*variants, strict=True), strict=True)
     given = dict(zip(inputs, (_Variants(each) if has else each[0] for has, each in columns), strict=True))
@@ -100,4 +107,6 @@ def _changed(old: Tensor, new: Tensor, dim: int) -> Tensor:
         return (old != new).movedim(dim, 0).flatten(1).any(1) if old.dim() > 1 else old != new
     change = (new - old).abs().nan_to_num().movedim(dim, 0).reshape(old.shape[dim], -1).amax(1)
     rounding = old.abs().nan_to_num(posinf=0.0).amax() * torch.finfo(old.dtype).eps
-    return change > TOLERANCE * (change.amax() + rounding)
+    seen = change[change > 0]
+    typical = seen.median() if seen.numel() else change.amax()  # not the largest: one sample may be much larger
+    return change > TOLERANCE * (typical + rounding)
