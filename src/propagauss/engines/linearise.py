@@ -18,6 +18,7 @@ from propagauss.network.linearised import Linearised
 from propagauss.passes.backwards.choice import checked, choose
 from propagauss.passes.backwards.direction import check_one_direction
 from propagauss.passes.backwards.narrow import read_before_last_layer
+from propagauss.passes.backwards.suitable import check_draws
 from propagauss.passes.backwards.sweep import Sweep
 from propagauss.passes.early_selection import select_early
 from propagauss.passes.recognise import recognise
@@ -79,6 +80,7 @@ def _linearised(
     recognise(traced)
     select_early(traced)
     read_before_last_layer(traced)
+    check_draws(traced)
     with explained(model, example):
         check_samples_apart(traced)
     _check_outputs(traced)

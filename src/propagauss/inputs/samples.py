@@ -41,10 +41,19 @@ def depend(before: Tensor, after: Tensor, changed: Tensor) -> bool:
     them may be.
     """
     changed = changed.to(before.device)
-    rows, change = (v.double().reshape(len(changed), -1) for v in (before, after - before))
-    typical = change[changed].abs().median(0).values
+    rows, change = (precise(v).reshape(len(changed), -1) for v in (before, after - before))
+    typical = middle(change[changed].abs())
     least = 16 * torch.finfo(before.dtype).eps * rows[~changed].abs()
     return bool((change[~changed].abs() > TOLERANCE * typical + least).any())
+
+
+def precise(value: Tensor) -> Tensor:
+    return value if value.dtype == torch.float64 else value.float()
+
+
+def middle(rows: Tensor) -> Tensor:
+    """The lower median along the first dimension."""
+    return rows.sort(0).values[(len(rows) - 1) // 2]
 
 
 def few(value: Tensor) -> Tensor:

@@ -25,14 +25,21 @@ from propagauss.tracing.trace import Traced
 MOST_ENTRIES = 8192  # of an output, for each sample
 
 
+def check_draws(traced: Traced) -> None:
+    for node in draws(traced):
+        raise _refused(node, DRAWS)
+
+
 def check_ops(traced: Traced, active: AbstractSet[fx.Node]) -> None:
     """What no engine can follow."""
-    found = [(n, DRAWS) for n in draws(traced)] + [(n, why) for n in traced.graph.nodes if (why := refusal(n))]
-    for node, why in found:
-        if why == DRAWS or any(a in active for a in node.all_input_nodes):
-            raise UnsupportedOpError(
-                f"cannot linearise this model: {op_name(node.target)} at '{module_path(node)}' {why}"
-            )
+    for node in traced.graph.nodes:
+        why = refusal(node)
+        if why is not None and any(a in active for a in node.all_input_nodes):
+            raise _refused(node, why)
+
+
+def _refused(node: fx.Node, why: str) -> UnsupportedOpError:
+    return UnsupportedOpError(f"cannot linearise this model: {op_name(node.target)} at '{module_path(node)}' {why}")
 
 
 def check_batch(traced: Traced, active: AbstractSet[fx.Node], axes: Mapping[fx.Node, Axis]) -> None:
@@ -40,18 +47,15 @@ def check_batch(traced: Traced, active: AbstractSet[fx.Node], axes: Mapping[fx.N
     inputs = reached(traced.graph, [n for n in traced.inputs if n is not None])
     lost = next((n for n in traced.graph.nodes if n in active & inputs and n not in axes), None)
     if lost is not None:
-        raise UnsupportedOpError(
-            f"cannot linearise this model: {op_name(lost.target)} at '{module_path(lost)}' takes the batch apart, "
-            "or moves it where it cannot be followed. Let the model treat all samples at once, the batch first."
-        )
+        why = "takes the batch apart, or moves it where it cannot be followed"
+        raise _refused(lost, f"{why}. Let the model treat all samples at once, the batch first.")
 
 
 def check_numbers(traced: Traced, active: AbstractSet[fx.Node]) -> None:
     """A number has no derivative, but the model's output depends on it."""
     for node in traced.graph.nodes:
         if makes_number(node) and any(a in active for a in node.all_input_nodes):
-            where = f"{op_name(node.target)} at '{module_path(node)}'"
-            raise UnsupportedOpError(f"cannot linearise this model: {where} {A_NUMBER}")
+            raise _refused(node, A_NUMBER)
 
 
 def check_derivatives(traced: Traced, active: AbstractSet[fx.Node]) -> None:
@@ -129,8 +133,7 @@ def check_keywords(traced: Traced, active: AbstractSet[fx.Node]) -> None:
         node.args = tuple(given[name] for name in signature.positional)
         node.kwargs = {name: given[name] for name in signature.keywords if name in node.kwargs}
         if any(a in active for a in nodes_in(node.kwargs)):
-            where = f"{op_name(node.target)} at '{module_path(node)}'"
-            raise UnsupportedOpError(f"cannot linearise this model: {where} takes an uncertain value by keyword")
+            raise _refused(node, "takes an uncertain value by keyword")
 
 
 def check_size(output: fx.Node, entries: int, widest: int, chosen: bool = False) -> None:

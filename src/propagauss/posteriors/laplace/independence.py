@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
-from propagauss.inputs.samples import FEW, TOLERANCE, Batch, depend, halves, patterns
+from propagauss.inputs.samples import FEW, TOLERANCE, Batch, depend, halves, middle, patterns, precise
 
 _MIXED = (
     "the outputs of a sample depend on the rest of its batch, so it has no gradient of its own: a model that mixes "
@@ -41,7 +41,7 @@ def check_samples_apart(forward: Callable[[Any], Tensor], x: Any, shape: torch.S
 
     def check(batch: Batch, sets: list[Tensor]) -> bool:
         before = run(batch.values)
-        if before is None:
+        if before is None or len(before) != batch.size:
             return False
         for mask in sets:
             changed = run(batch.changed(mask))
@@ -88,10 +88,11 @@ def _has_gradients_apart(run: Callable[[list[Any]], Tensor | None], batch: Batch
 
 
 def _is_in_proportion(plain: Tensor, weighted: Tensor, weights: Tensor) -> bool:
-    a, b = (g.double().reshape(len(weights), -1) for g in (plain, weighted))
+    a, b = (precise(g).reshape(len(weights), -1) for g in (plain, weighted))
     size = a.abs().amax(1)
-    bound = math.sqrt(torch.finfo(plain.dtype).eps) * (size + size.median()) + TOLERANCE * size.median()
-    return not bool(((b - weights.double()[:, None] * a).abs().amax(1) > bound).any())
+    typical = middle(size)
+    bound = math.sqrt(torch.finfo(plain.dtype).eps) * (size + typical) + TOLERANCE * typical
+    return not bool(((b - precise(weights)[:, None] * a).abs().amax(1) > bound).any())
 
 
 def check_independence(alone: Tensor, together: Tensor) -> None:
