@@ -24,7 +24,8 @@ class _Plain(fx.Interpreter):
 
 def check_samples_apart(traced: Traced) -> None:
     """Raise if other samples change what the model returns for the rest of them, on the example."""
-    for batch, sets in _looks(traced):
+    whole = [] if some(traced).size == traced.batch else [(_whole(traced), halves(traced.batch))]
+    for batch, sets in (*_looks(traced), *whole):
         found = _dependent_output(traced, batch, sets)
         if found is None:
             continue
@@ -42,7 +43,7 @@ def check_samples_apart(traced: Traced) -> None:
 
 
 def samples_may_meet(traced: Traced) -> bool:
-    """Whether they do on the example; False if it cannot be run."""
+    """Whether they do on some samples of the example; False if it cannot be run."""
     if traced.batch_is_dynamic and any(_is_of_all(output, traced) for output in traced.outputs):
         return True
     try:
@@ -53,13 +54,11 @@ def samples_may_meet(traced: Traced) -> bool:
 
 def _looks(traced: Traced) -> Iterator[tuple[Batch, list[Tensor]]]:
     """Batches, and the sets of their samples to change."""
-    batch, whole = some(traced), _whole(traced)
+    batch = some(traced)
     yield batch, patterns(batch.size)
     turned = batch.turned()
     if turned is not None and _run_if_possible(traced, turned.values):
         yield turned, patterns(batch.size)
-    if batch.size < whole.size:
-        yield whole, halves(whole.size)
 
 
 def _is_of_all(output: Any, traced: Traced) -> bool:
