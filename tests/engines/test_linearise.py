@@ -281,6 +281,20 @@ def test_an_output_without_samples_first(shape: str) -> None:
         pg.linearise(model, make_posterior(model, "diagonal"), x)
 
 
+def test_outputs_that_are_not_wanted_may_mix_samples() -> None:
+    class Balanced(nn.Linear):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            h = super().forward(x)
+            return {"logits": h, "balance": h.mean()}
+
+    model, x = seeded(lambda: Balanced(5, 3)), torch.randn(B, 5).double()
+    posterior = make_posterior(model, "diagonal")
+    plain = nn.Linear(5, 3).double()
+    plain.load_state_dict(model.state_dict())
+    found = pg.linearise(model, posterior, x, output="logits")(x)
+    torch.testing.assert_close(found.covariance, GLM(plain, posterior)(x).covariance)
+
+
 def test_a_huge_output() -> None:
     model = nn.Linear(2, 10_000)
     posterior = pg.DiagonalPosterior({"bias": torch.ones(10_000)})

@@ -33,6 +33,22 @@ def centred(h: Tensor) -> Tensor:
     return h - h.mean(0)
 
 
+class Masked(nn.Module):
+    """Without a number for the words that count, there is no mean over them."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.embed, self.layer, self.mix = nn.Embedding(9, 4), nn.Linear(4, 3), mix
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        kept = mask.unsqueeze(-1).to(self.layer.weight.dtype)
+        return self.mix(self.layer((self.embed(ids) * kept).sum(1) / kept.sum(1)))
+
+
+def texts(batch: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(9, (batch, 5)), torch.ones(batch, 5, dtype=torch.long)
+
+
 def outlier() -> Tensor:
     x = torch.randn(6, 3)
     x[2] *= 1e6
@@ -64,6 +80,9 @@ MIXED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
         (X, torch.arange(4)[:, None].expand(4, 3).contiguous()),
     ),
     "half precision": lambda: (Model(centred).bfloat16(), X.bfloat16()),
+    "a mask of ones": lambda: (Masked(lambda h: (h @ h.T).softmax(-1) @ h), texts(7)),
+    "a mask of ones, shifted": lambda: (Masked(lambda h: h.roll(1, 0)), texts(3)),
+    "ones by their sum": lambda: (Model(lambda h: (h / h.sum(1, keepdim=True)).roll(1, 0)), torch.ones(7, 3)),
 }
 
 
@@ -94,6 +113,9 @@ APART: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "numbers of entries": lambda: (Model(lambda h, i: h.gather(1, i)), (X, torch.tensor([[0], [1], [2], [0]]))),
     "half precision": lambda: (Model(torch.tanh).bfloat16(), X.bfloat16()),
     "dead outputs": lambda: (Model(lambda h: (h - 100).relu()), X),
+    "a mask of ones": lambda: (Masked(torch.tanh), texts(7)),
+    "gradients that are rounding": lambda: (nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2)), torch.randn(64, 4)),
+    "saturated": lambda: (Model(lambda h: (100 * h).softmax(-1)), torch.randn(64, 3)),
     "a large batch": lambda: (Model(torch.tanh), torch.randn(300, 3)),
 }
 

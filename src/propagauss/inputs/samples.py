@@ -38,13 +38,19 @@ def depend(before: Tensor, after: Tensor, changed: Tensor) -> bool:
     """Whether rows that are not among the changed ones are others, too: `[B, ...]` before and after.
 
     Column by column, since some may be much larger, and beside what is typical of those that were changed, since one of
-    them may be.
+    them may be. A number that is not one any more is another.
     """
     changed = changed.to(before.device)
-    rows, change = (precise(v).reshape(len(changed), -1) for v in (before, after - before))
-    typical = middle(change[changed].abs())
+    rows, change = (precise(v).reshape(len(changed), -1) for v in (before, (after - before).abs()))
+    lost = before.isfinite() & ~after.isfinite()
+    typical = middle(change[changed].nan_to_num(posinf=0.0))
     least = 16 * torch.finfo(before.dtype).eps * rows[~changed].abs()
-    return bool((change[~changed].abs() > TOLERANCE * typical + least).any())
+    return bool((change[~changed] > TOLERANCE * typical + least).any() or lost[~changed].any())
+
+
+def takes(before: Tensor, after: Tensor) -> bool:
+    """Whether a model makes numbers of samples that are made up, wherever it made some of those before."""
+    return before.shape == after.shape and bool((after.isfinite() | ~before.isfinite()).all())
 
 
 def precise(value: Tensor) -> Tensor:
@@ -64,7 +70,7 @@ def few(value: Tensor) -> Tensor:
 def with_others(value: Tensor, changed: Tensor, gently: bool) -> Tensor:
     """Samples replaced by what is between them and those before them: models take these.
 
-    Where both are the same there are half of its numbers; for integers, and where it is all zeros, there is nothing
+    Where both are the same there are parts of its numbers; for integers, and where it is all zeros, there is nothing
     that every model takes: they stay what they are if it is done `gently`.
     """
     mask = changed.to(value.device).view(-1, *(1,) * (value.dim() - 1))
@@ -74,8 +80,15 @@ def with_others(value: Tensor, changed: Tensor, gently: bool) -> Tensor:
         other = value if gently else ~value if value.dtype == torch.bool else (value == 0).to(value.dtype)
         return torch.where(mask, torch.where(same, other, before), value)
     blank = same & (value == 0).reshape(len(value), -1).all(1).view_as(mask)
-    between = torch.where(same, value / 2, (value + before) / 2)
-    return torch.where(mask, between if gently else torch.where(blank, 0.5, between), value)
+    parts = _parts(value)
+    between = torch.where(same, value * parts, (value + before) / 2)
+    return torch.where(mask, between if gently else torch.where(blank, parts, between), value)
+
+
+def _parts(value: Tensor) -> Tensor:
+    """A half and three quarters in turn, for the entries of a sample, which its norm does not undo."""
+    entries = math.prod(value.shape[1:])
+    return (0.5 + torch.arange(entries, device=value.device) % 2 / 4).to(value.dtype).view(1, *value.shape[1:])
 
 
 @dataclass(frozen=True)

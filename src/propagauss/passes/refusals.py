@@ -23,7 +23,7 @@ def refusal(node: fx.Node) -> str | None:
     if node.target in _BY_MEMORY:
         return "reads or writes memory as it is laid out in the model, which is not how it is here"
     if getattr(node.target, "__module__", None) == "torch._functorch.predispatch":
-        return "is a step of torch.vmap or torch.func, whose results cannot be told apart: write them with plain ops"
+        return "is a step of a derivative that the model takes itself (torch.func): write it with plain ops"
     value = node.meta.get("val")
     if isinstance(value, Tensor) and value.layout != torch.strided:
         return "returns a sparse tensor: leave it dense"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from propagauss.errors import UnsupportedOpError
-from propagauss.inputs.samples import FEW, Batch, depend, halves, patterns
+from propagauss.inputs.samples import FEW, Batch, depend, halves, patterns, takes
 from propagauss.nodes import depends, is_assertion, reached
 from propagauss.tracing.trace import Traced
 
@@ -93,14 +93,21 @@ def _dependent_output(traced: Traced, batch: Batch, sets: list[Tensor]) -> tuple
     nodes: Any = next(n for n in traced.graph.nodes if n.op == "output").args[0]
     before = _run(traced, batch.values)
     for mask in sets:
-        after = _run_if_possible(traced, batch.changed(mask)) or _run_if_possible(traced, batch.changed(mask, True))
-        for i, (node, old, new) in enumerate(zip(nodes, before, after or before, strict=True)):
+        after = _run_if_possible(traced, batch.changed(mask))
+        if after is None or not all(map(_takes, before, after)):
+            after = _run_if_possible(traced, batch.changed(mask, gently=True)) or before
+        for i, (node, old, new) in enumerate(zip(nodes, before, after, strict=True)):
             plain = isinstance(old, Tensor) and old.is_floating_point() and old.layout == torch.strided
             if not plain or old.shape[:1] != (batch.size,) or not old.numel() or not _has_batch_first(node, traced):
                 continue
             if depend(old, new, mask):
                 return i, old
     return None
+
+
+def _takes(before: Any, after: Any) -> bool:
+    plain = isinstance(before, Tensor) and before.is_floating_point() and before.layout == torch.strided
+    return not plain or takes(before, after)
 
 
 def _run_if_possible(traced: Traced, inputs: list[Any]) -> Any:

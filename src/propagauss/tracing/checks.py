@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensor
 
 from propagauss.errors import InputError, UnsupportedOpError, kept_norm
-from propagauss.nodes import argument, module_path, op_name
+from propagauss.nodes import argument, module_path, nodes_in, op_name
 from propagauss.rules.facts import facts
 
 aten = torch.ops.aten
@@ -41,7 +41,10 @@ def refuse_training(graph: fx.Graph) -> None:
 def refuse_parts_of_its_own(graph: fx.Graph, constants: Mapping[str, Any]) -> None:
     """What tracing does not write out: branches and bodies of loops, and derivatives that a model takes itself."""
     for node in graph.nodes:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if op_name(node.target) == "_add_batch_dim":
+            raise UnsupportedOpError(f"torch.vmap at '{module_path(node)}' is not followed: write it with plain ops")
+        has_graphs = any(a.op == "get_attr" for a in nodes_in(node.args))
+        if has_graphs and isinstance(node.target, torch._ops.HigherOrderOperator):
             raise UnsupportedOpError(
                 f"{op_name(node.target)} at '{module_path(node)}' has branches or a body of its own, which are not "
                 "followed: write it with torch.where, or as a plain loop"

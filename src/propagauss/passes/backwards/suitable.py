@@ -45,7 +45,7 @@ def _refused(node: fx.Node, why: str) -> UnsupportedOpError:
 def check_batch(traced: Traced, active: AbstractSet[fx.Node], axes: Mapping[fx.Node, Axis]) -> None:
     """Every uncertain value that depends on the inputs must have its samples in one dimension."""
     inputs = reached(traced.graph, [n for n in traced.inputs if n is not None])
-    lost = next((n for n in traced.graph.nodes if n in active & inputs and n not in axes), None)
+    lost = next((n for n in _asked(traced, active) if n in inputs and n not in axes), None)
     if lost is not None:
         why = "takes the batch apart, or moves it where it cannot be followed"
         raise _refused(lost, f"{why}. Let the model treat all samples at once, the batch first.")

@@ -7,6 +7,7 @@ another, `cat([x, y])` and time-major sequences put those of different samples t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -105,8 +106,10 @@ def _changed(old: Tensor, new: Tensor, dim: int) -> Tensor:
     """Which rows along a dimension are not what they were."""
     if not (old.is_floating_point() or old.is_complex()):
         return (old != new).movedim(dim, 0).flatten(1).any(1) if old.dim() > 1 else old != new
-    change = (new - old).abs().nan_to_num().movedim(dim, 0).reshape(old.shape[dim], -1).amax(1)
+    change = (new - old).abs()
+    lost = torch.where(old.isfinite() & ~new.isfinite(), math.inf, change.nan_to_num(posinf=0.0))
+    change = lost.movedim(dim, 0).reshape(old.shape[dim], -1).amax(1)
     rounding = old.abs().nan_to_num(posinf=0.0).amax() * torch.finfo(old.dtype).eps
-    seen = change[change > 0]
-    typical = seen.median() if seen.numel() else change.amax()  # not the largest: one sample may be much larger
+    seen = change[(change > 0) & change.isfinite()]
+    typical = seen.median() if seen.numel() else 0.0  # not the largest: one sample may be much larger
     return change > TOLERANCE * (typical + rounding)
