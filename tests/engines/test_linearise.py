@@ -281,6 +281,17 @@ def test_an_output_without_samples_first(shape: str) -> None:
         pg.linearise(model, make_posterior(model, "diagonal"), x)
 
 
+def test_a_number_beside_the_output() -> None:
+    class Two(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return super().forward(x), x.square().mean()
+
+    model, x = seeded(lambda: Two(5, 3)), torch.randn(B, 5).double()
+    values, number = pg.linearise(model, make_posterior(model, "diagonal"), x)(x)
+    assert values.covariance.any() and number.variance == 0
+    torch.testing.assert_close(number.mean, x.square().mean())
+
+
 def test_outputs_that_are_not_wanted_may_mix_samples() -> None:
     class Balanced(nn.Linear):
         def forward(self, x: Tensor) -> dict[str, Tensor]:

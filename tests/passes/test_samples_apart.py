@@ -49,6 +49,18 @@ def texts(batch: int) -> tuple[Tensor, Tensor]:
     return torch.randint(9, (batch, 5)), torch.ones(batch, 5, dtype=torch.long)
 
 
+class Gated(nn.Module):
+    """The gate is zero on the example, but its derivative is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.gate = nn.Linear(3, 3), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return h + self.gate * (h - h.mean(0))
+
+
 def outlier() -> Tensor:
     x = torch.randn(6, 3)
     x[2] *= 1e6
@@ -80,6 +92,7 @@ MIXED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
         (X, torch.arange(4)[:, None].expand(4, 3).contiguous()),
     ),
     "half precision": lambda: (Model(centred).bfloat16(), X.bfloat16()),
+    "behind a gate of zero": lambda: (Gated(), X),
     "a mask of ones": lambda: (Masked(lambda h: (h @ h.T).softmax(-1) @ h), texts(7)),
     "a mask of ones, shifted": lambda: (Masked(lambda h: h.roll(1, 0)), texts(3)),
     "ones by their sum": lambda: (Model(lambda h: (h / h.sum(1, keepdim=True)).roll(1, 0)), torch.ones(7, 3)),

@@ -70,7 +70,7 @@ def few(value: Tensor) -> Tensor:
 def with_others(value: Tensor, changed: Tensor, gently: bool) -> Tensor:
     """Samples replaced by what is between them and those before them: models take these.
 
-    Where both are the same there are parts of its numbers; for integers, and where it is all zeros, there is nothing
+    Where both are the same there are parts of its numbers, or of one if all are zero. For integers there is nothing
     that every model takes: they stay what they are if it is done `gently`.
     """
     mask = changed.to(value.device).view(-1, *(1,) * (value.dim() - 1))
@@ -82,7 +82,15 @@ def with_others(value: Tensor, changed: Tensor, gently: bool) -> Tensor:
     blank = same & (value == 0).reshape(len(value), -1).all(1).view_as(mask)
     parts = _parts(value)
     between = torch.where(same, value * parts, (value + before) / 2)
-    return torch.where(mask, between if gently else torch.where(blank, parts, between), value)
+    return torch.where(mask, torch.where(blank, parts, between), value)
+
+
+def disturbed(parameter: Tensor, generator: torch.Generator) -> Tensor:
+    """Another parameter of about the same size: behind a gate that is zero, nothing is seen of samples."""
+    if not parameter.is_floating_point():
+        return parameter
+    noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+    return parameter + 0.1 * noise * (precise(parameter).square().mean().sqrt().to(parameter) or 1.0)
 
 
 def _parts(value: Tensor) -> Tensor:

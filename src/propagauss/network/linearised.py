@@ -95,7 +95,7 @@ class Linearised(Streamlined):
         if self.structure == "diagonal":
             return Gaussian.diagonal(mean, torch.zeros_like(mean) if form is None else form.reshape(mean.shape))
         if form is None:
-            flat = mean.reshape(mean.shape[0], -1)
+            flat = mean.reshape(*(mean.shape[:1] or (1,)), -1)
             return Gaussian.full(mean, (flat * 0).unsqueeze(-1) * flat.unsqueeze(-2))
         return Gaussian.full(mean, form)
 

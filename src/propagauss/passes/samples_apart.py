@@ -6,13 +6,14 @@ This looks at a whole model, on its example; sample_mixing.py at one op.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from propagauss.errors import UnsupportedOpError
-from propagauss.inputs.samples import FEW, Batch, depend, halves, patterns, takes
+from propagauss.inputs.samples import FEW, Batch, depend, disturbed, halves, patterns, takes
 from propagauss.nodes import depends, is_assertion, reached
 from propagauss.tracing.trace import Traced
 
@@ -24,13 +25,13 @@ class _Plain(fx.Interpreter):
 
 def check_samples_apart(traced: Traced) -> None:
     """Raise if other samples change what the model returns for the rest of them, on the example."""
-    whole = [] if some(traced).size == traced.batch else [(_whole(traced), halves(traced.batch))]
-    for batch, sets in (*_looks(traced), *whole):
-        found = _dependent_output(traced, batch, sets)
+    whole = [] if some(traced).size == traced.batch else [(traced, _whole(traced), halves(traced.batch))]
+    for model, batch, sets in (*_looks(traced), *whole):
+        found = _dependent_output(model, batch, sets)
         if found is None:
             continue
         i, old = found
-        if not torch.equal(old, _run(traced, batch.values)[i]):
+        if not torch.equal(old, _run(model, batch.values)[i]):
             raise UnsupportedOpError(
                 "cannot linearise this model: it draws random numbers, so that it returns something else at every "
                 "call. Leave them out, or give them as an input."
@@ -47,18 +48,27 @@ def samples_may_meet(traced: Traced) -> bool:
     if traced.batch_is_dynamic and any(_is_of_all(output, traced) for output in traced.outputs):
         return True
     try:
-        return any(_dependent_output(traced, batch, sets) is not None for batch, sets in _looks(traced))
+        return any(_dependent_output(*look) is not None for look in _looks(traced))
     except Exception:  # inputs of the example that do not make sense together: calls will say so
         return False
 
 
-def _looks(traced: Traced) -> Iterator[tuple[Batch, list[Tensor]]]:
-    """Batches, and the sets of their samples to change."""
+def _looks(traced: Traced) -> Iterator[tuple[Traced, Batch, list[Tensor]]]:
+    """Models, batches, and the sets of their samples to change."""
     batch = some(traced)
-    yield batch, patterns(batch.size)
+    yield traced, batch, patterns(batch.size)
     turned = batch.turned()
     if turned is not None and _run_if_possible(traced, turned.values):
-        yield turned, patterns(batch.size)
+        yield traced, turned, patterns(batch.size)
+    other = with_other_parameters(traced)
+    if _run_if_possible(other, batch.values):
+        yield other, batch, patterns(batch.size)
+
+
+def with_other_parameters(traced: Traced) -> Traced:
+    generator = torch.Generator().manual_seed(0)
+    given = traced.constants.items()
+    return replace(traced, constants={k: disturbed(v, generator) if k in traced.parameters else v for k, v in given})
 
 
 def _is_of_all(output: Any, traced: Traced) -> bool:

@@ -63,8 +63,8 @@ class Sweep:
             for n in traced.graph.nodes
             if n.op == "placeholder" and traced.parameters.get(n.name) in names
         }
-        self.axes = observed(traced, axes(traced))
         self.active = self._active()
+        self.axes = observed(traced, axes(traced), self.active)
         self.sensitivity: dict[fx.Node, Any] = {}
         self.terms = Terms(self.new, posterior, full, self.leaves)
         self.entries = 1  # of the output, for each sample

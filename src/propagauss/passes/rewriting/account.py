@@ -17,7 +17,7 @@ from propagauss.posteriors.diagonal import DiagonalPosterior
 MEAN_ALONE = "at the mean"  # in place of a rule
 MIXED = "samples of the batch, which share the weights, count as independent"
 MIXES = "mixes the samples of a batch, or moves the batch away from the front"
-MOVES = "moves the batch away from the front"
+MOVES = "moves the batch away from the front, or mixes samples in a way that the example does not show"
 
 Notes = Sequence[tuple[fx.Node, Step]]  # what was done at each op, in order
 
@@ -81,7 +81,8 @@ def warn_of_mixing(found: Sequence[fx.Node]) -> None:
         warnings.warn(
             f"the samples of a batch depend on each other, by {where}: they share the random weights and so move "
             "together, but count as independent, so that the variances may be far from the truth. Let the model treat "
-            "samples one by one.",
+            "samples one by one; if an input without a batch dimension is as long as the batch, give an example of "
+            "another batch size.",
             stacklevel=5,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from propagauss.errors import InputError
-from propagauss.inputs.samples import FEW, TOLERANCE, Batch, depend, halves, patterns, precise, takes
+from propagauss.inputs.samples import FEW, TOLERANCE, Batch, depend, disturbed, halves, patterns, precise, takes
 
 SUSPECTS = 4  # samples to look at again one by one
 _MIXED = (
@@ -24,31 +24,36 @@ _CHANGING = (
 )
 
 
-def check_samples_apart(forward: Callable[[Any], Tensor], x: Any, shape: torch.Size, size: int) -> None:
-    """Raise if other samples change the outputs of this shape, `[B, ...]`, of the rest of them."""
+def check_samples_apart(
+    forward: Callable[..., Tensor], parameters: Mapping[str, Tensor], x: Any, shape: torch.Size, size: int
+) -> None:
+    """Raise if other samples change the outputs of this shape, `[B, ...]`, of the rest of them.
+
+    `forward` takes inputs, and other parameters in place of the model's own.
+    """
     if size < 2 or shape[:1] != (size,):
         return
     leaves, spec = pytree.tree_flatten(x)
     whole = Batch.of(leaves, size)
 
-    def run(values: list[Any]) -> Tensor | None:
+    def run(values: list[Any], others: Mapping[str, Tensor] | None = None) -> Tensor | None:
         """Of samples that are made up, or fewer than the model may take: None if it does not."""
         try:
-            output = forward(pytree.tree_unflatten(values, spec))
+            output = forward(pytree.tree_unflatten(values, spec), others)
         except Exception:
             return None
         return output if output.shape[1:] == shape[1:] else None
 
-    def check(batch: Batch, sets: list[Tensor]) -> bool:
-        before = run(batch.values)
+    def check(batch: Batch, sets: list[Tensor], others: Mapping[str, Tensor] | None = None) -> bool:
+        before = run(batch.values, others)
         if before is None or len(before) != batch.size:
             return False
         for mask in sets:
-            changed = run(batch.changed(mask))
+            changed = run(batch.changed(mask), others)
             if changed is None or not takes(before, changed):
-                changed = run(batch.changed(mask, gently=True))
+                changed = run(batch.changed(mask, gently=True), others)
             if changed is not None and changed.shape == before.shape and depend(before, changed, mask):
-                again = run(batch.values)
+                again = run(batch.values, others)
                 raise InputError(_MIXED if again is None or torch.allclose(again, before, rtol=1e-4) else _CHANGING)
         return True
 
@@ -57,6 +62,7 @@ def check_samples_apart(forward: Callable[[Any], Tensor], x: Any, shape: torch.S
         if not check(some, patterns(some.size)):
             some = whole
             check(whole, patterns(size))
+        check(some, patterns(some.size), _others(parameters))
         turned = some.turned()
         if turned is not None:
             check(turned, patterns(some.size))
@@ -65,7 +71,12 @@ def check_samples_apart(forward: Callable[[Any], Tensor], x: Any, shape: torch.S
             check(whole, _suspects(run, whole))
 
 
-def _suspects(run: Callable[[list[Any]], Tensor | None], batch: Batch) -> list[Tensor]:
+def _others(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: disturbed(p, generator) for name, p in parameters.items()}
+
+
+def _suspects(run: Callable[..., Tensor | None], batch: Batch) -> list[Tensor]:
     """Sets of one sample whose gradient of a weighted sum of all outputs has other weights than its own.
 
     That is a look at all pairs at once; gradients that are nothing but rounding look like that as well.

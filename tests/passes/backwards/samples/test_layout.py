@@ -75,6 +75,24 @@ def written_to_a_view(s: Any, x: Tensor) -> Tensor:
     return g
 
 
+def time_major(s: Any, h: Tensor, x: Tensor) -> Tensor:
+    return s.b(h.transpose(0, 1).flatten(0, 1).tanh()).unflatten(0, (x.shape[1], -1)).transpose(0, 1)
+
+
+def gated(s: Any, x: Tensor) -> Tensor:
+    """Behind a gate that is zero, as in a residual branch that has not learnt yet, no row shows whose it is."""
+    return time_major(s, s.gate * s.a(x), x) + x[..., :2]
+
+
+def compared(s: Any, x: Tensor, y: Tensor) -> Tensor:
+    u, v = s.b((s.gate * s.a(torch.cat([x, y]))).tanh()).chunk(2)
+    return u - v + x[:, :2]
+
+
+def by_task(s: Any, x: Tensor, task: Tensor) -> Tensor:
+    return time_major(s, s.a(x + s.tasks(task)[:, None]), x)
+
+
 def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
@@ -92,6 +110,18 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
         (one,),
     ),
     "written to a view": lambda: (Model(written_to_a_view, a=nn.Linear(D, 3)), (one,)),
+    "a gate of zero": lambda: (
+        Model(gated, a=nn.Linear(D, 4), b=nn.Linear(4, 2), gate=torch.zeros(())),
+        (many,),
+    ),
+    "pairs behind a gate of zero": lambda: (
+        Model(compared, a=nn.Linear(D, 4), b=nn.Linear(4, 2), gate=torch.zeros(())),
+        (one, drawn(B, D)),
+    ),
+    "one task, and zeros": lambda: (
+        Model(by_task, a=nn.Linear(D, 4), b=nn.Linear(4, 2), tasks=nn.Embedding(1, D)),
+        (torch.zeros(B, T, D, dtype=torch.float64), torch.zeros(B, dtype=torch.long)),
+    ),
     "time first": lambda: (Model(by_time, a=nn.Linear(D, 3)), (many,)),
     "time first, a factor": lambda: (
         Model(lambda s, x: (x.transpose(0, 1).reshape(-1, D) * s.w).tanh().view(T, -1, D).sum(0), w=drawn(D)),
@@ -174,6 +204,13 @@ def test_samples_by_number_are_refused(function: Callable[..., Tensor]) -> None:
     posterior = pg.DiagonalPosterior({n: torch.ones_like(p) for n, p in model.named_parameters()})
     with pytest.raises(pg.UnsupportedOpError, match=r"takes the batch apart|depends on the others"):
         pg.linearise(model, posterior, one)
+
+
+def test_rows_that_never_change_are_refused() -> None:
+    model = Model(lambda s, x: time_major(s, torch.relu(s.a(x) - 50), x), a=nn.Linear(D, 4), b=nn.Linear(4, 2))
+    posterior = pg.DiagonalPosterior({n: torch.ones_like(p) for n, p in model.double().eval().named_parameters()})
+    with pytest.raises(pg.UnsupportedOpError, match=r"aten\.flatten.* where it cannot be followed"):
+        pg.linearise(model, posterior, many)
 
 
 def test_an_example_of_many_samples() -> None:
