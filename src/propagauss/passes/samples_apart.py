@@ -5,7 +5,7 @@ This looks at a whole model, on its example; sample_mixing.py at one op.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +25,13 @@ class _Plain(fx.Interpreter):
 
 def check_samples_apart(traced: Traced) -> None:
     """Raise if other samples change what the model returns for the rest of them, on the example."""
-    whole = [] if some(traced).size == traced.batch else [(traced, _whole(traced), halves(traced.batch))]
-    for model, batch, sets in (*_looks(traced), *whole):
-        found = _dependent_output(model, batch, sets)
+    whole = [] if some(traced).size == traced.batch else [(_whole(traced), halves(traced.batch))]
+    for batch, sets in (*_looks(traced), *whole):
+        found = _dependent_output(traced, batch, sets)
         if found is None:
             continue
         i, old = found
-        if not torch.equal(old, _run(model, batch.values)[i]):
+        if not torch.equal(old, _run(traced, batch.values)[i]):
             raise UnsupportedOpError(
                 "cannot linearise this model: it draws random numbers, so that it returns something else at every "
                 "call. Leave them out, or give them as an input."
@@ -43,32 +43,33 @@ def check_samples_apart(traced: Traced) -> None:
         )
 
 
-def samples_may_meet(traced: Traced) -> bool:
-    """Whether they do on some samples of the example; False if it cannot be run."""
+def samples_may_meet(traced: Traced, random: Collection[str]) -> bool:
+    """Whether they do on some samples of the example; False if it cannot be run. `random` are names of parameters."""
     if traced.batch_is_dynamic and any(_is_of_all(output, traced) for output in traced.outputs):
         return True
     try:
-        return any(_dependent_output(*look) is not None for look in _looks(traced))
+        other = with_other_parameters(traced, random)
+        model = other if _run_if_possible(other, some(traced).values) else traced
+        return any(_dependent_output(model, *look) is not None for look in _looks(model))
     except Exception:  # inputs of the example that do not make sense together: calls will say so
         return False
 
 
-def _looks(traced: Traced) -> Iterator[tuple[Traced, Batch, list[Tensor]]]:
-    """Models, batches, and the sets of their samples to change."""
+def _looks(traced: Traced) -> Iterator[tuple[Batch, list[Tensor]]]:
+    """Batches, and the sets of their samples to change."""
     batch = some(traced)
-    yield traced, batch, patterns(batch.size)
+    yield batch, patterns(batch.size)
     turned = batch.turned()
     if turned is not None and _run_if_possible(traced, turned.values):
-        yield traced, turned, patterns(batch.size)
-    other = with_other_parameters(traced)
-    if _run_if_possible(other, batch.values):
-        yield other, batch, patterns(batch.size)
+        yield turned, patterns(batch.size)
 
 
-def with_other_parameters(traced: Traced) -> Traced:
+def with_other_parameters(traced: Traced, names: Collection[str] | None = None) -> Traced:
+    """Those of these names; all of them if none are given."""
     generator = torch.Generator().manual_seed(0)
+    others = {k for k, name in traced.parameters.items() if names is None or name in names}
     given = traced.constants.items()
-    return replace(traced, constants={k: disturbed(v, generator) if k in traced.parameters else v for k, v in given})
+    return replace(traced, constants={k: disturbed(v, generator) if k in others else v for k, v in given})
 
 
 def _is_of_all(output: Any, traced: Traced) -> bool:

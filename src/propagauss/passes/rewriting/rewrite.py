@@ -53,7 +53,7 @@ aten = torch.ops.aten
 def rewrite(traced: Traced, posterior: Posterior | None, options: Options) -> Streamlined:
     """The streamlined network. An op whose rule turns out not to fit it is linearised by its own Jacobian instead."""
     failed: dict[fx.Node, Exception] = {}
-    meet = functools.cache(lambda: samples_may_meet(traced))
+    meet = functools.cache(lambda: samples_may_meet(traced, () if posterior is None else posterior.names))
     while True:
         rewriter = Rewriter(traced, posterior, options, failed, meet)
         net = rewriter.run()

@@ -250,7 +250,8 @@ def _accumulate(
             if not output.isfinite().all():
                 raise InputError(f"{where}: the outputs of the model are not finite{_cause(x, forward)}")
             if samples == 0:
-                check_samples_apart(forward, forward.parameters, x, output.shape, len(y))
+                chosen = {name: forward.parameters[name] for name in forward.chosen}
+                check_samples_apart(forward, chosen, x, output.shape, len(y))
             terms = likelihood.terms(output, y, where)
             if not math.isfinite(terms.loss):
                 raise InputError(f"{where}: the loss is {terms.loss}; are there missing values among the targets?")

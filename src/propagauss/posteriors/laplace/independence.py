@@ -29,7 +29,7 @@ def check_samples_apart(
 ) -> None:
     """Raise if other samples change the outputs of this shape, `[B, ...]`, of the rest of them.
 
-    `forward` takes inputs, and other parameters in place of the model's own.
+    `forward` takes inputs, and others in place of `parameters`, which are those of interest.
     """
     if size < 2 or shape[:1] != (size,):
         return
@@ -44,10 +44,10 @@ def check_samples_apart(
             return None
         return output if output.shape[1:] == shape[1:] else None
 
-    def check(batch: Batch, sets: list[Tensor], others: Mapping[str, Tensor] | None = None) -> bool:
+    def check(batch: Batch, sets: list[Tensor], others: Mapping[str, Tensor] | None = None) -> None:
         before = run(batch.values, others)
         if before is None or len(before) != batch.size:
-            return False
+            return
         for mask in sets:
             changed = run(batch.changed(mask), others)
             if changed is None or not takes(before, changed):
@@ -55,17 +55,16 @@ def check_samples_apart(
             if changed is not None and changed.shape == before.shape and depend(before, changed, mask):
                 again = run(batch.values, others)
                 raise InputError(_MIXED if again is None or torch.allclose(again, before, rtol=1e-4) else _CHANGING)
-        return True
 
     with torch.no_grad():
+        others = _others(parameters)
         some = whole.few() if size > FEW else whole
-        if not check(some, patterns(some.size)):
-            some = whole
-            check(whole, patterns(size))
-        check(some, patterns(some.size), _others(parameters))
+        if run(some.values, others) is None:
+            some, others = whole, None
+        check(some, patterns(some.size), others)
         turned = some.turned()
         if turned is not None:
-            check(turned, patterns(some.size))
+            check(turned, patterns(some.size), others)
         if some is not whole:
             check(whole, halves(size))
             check(whole, _suspects(run, whole))
