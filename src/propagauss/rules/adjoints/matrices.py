@@ -66,10 +66,10 @@ def addmm_per_sample(
 def matmul(g: Tensor, i: int, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """`g Bᵀ` and `Aᵀ g`, with vectors as matrices of one row or column."""
     lead = g.dim() - y.dim()
-    if a.dim() == 1:
-        g = g.unsqueeze(-2)
     if b.dim() == 1:
         g = g.unsqueeze(-1)
+    if a.dim() == 1:
+        g = g.unsqueeze(-2)
     left, right = (a.unsqueeze(0) if a.dim() == 1 else a), (b.unsqueeze(1) if b.dim() == 1 else b)
     found = g @ right.mT if i == 0 else left.mT @ g
     found = unbroadcast(found, lead, (left if i == 0 else right).shape)

@@ -54,7 +54,7 @@ def _is_for_all(node: fx.Node, batch: int) -> bool:
     if not isinstance(source, fx.Node) or not isinstance(source.meta.get("val"), Tensor):
         return False
     before, after = source.meta["val"].shape, node.meta["val"].shape
-    return hint(after[0]) == batch and (len(before) < len(after) or hint(before[0]) == 1)
+    return len(after) > 0 and hint(after[0]) == batch and (len(before) < len(after) or hint(before[0]) == 1)
 
 
 def _axis(value: Tensor, traced: Traced) -> Axis | None:
