@@ -47,7 +47,7 @@ def convolution(
     """The transposed convolution, with as much added at the end as the stride left out."""
     lead, n = g.shape[: g.dim() - y.dim()], w.dim() - 2
     stride, padding, dilation = settings(w, b, stride, padding, dilation)
-    if i != 0:  # a weight or bias where nothing has samples
+    if i != 0 or x.dim() < w.dim():  # a weight or bias where nothing has samples, or one image without a batch
         return pulled_back(g, (i,), CONVOLUTIONS[n - 1], y, x, w, b, stride, padding, dilation, groups)
     extra = [
         x.shape[2 + d] - ((y.shape[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (w.shape[2 + d] - 1) + 1)
@@ -130,7 +130,7 @@ def transposed_convolution(
 ) -> Tensor:
     """The convolution."""
     lead, n = g.shape[: g.dim() - y.dim()], w.dim() - 2
-    if i != 0:  # a weight or bias where nothing has samples
+    if i != 0 or x.dim() < w.dim():  # a weight or bias where nothing has samples, or one image without a batch
         return pulled_back(g, (i,), TRANSPOSED[n - 1], y, x, w, b, stride, padding, output_padding, groups, dilation)
     stride, padding, dilation = settings(w, b, stride, padding, dilation)
     found = _FORTH[x.dim()](g.reshape(-1, *y.shape[1:]), w, None, stride, padding, dilation, groups)
