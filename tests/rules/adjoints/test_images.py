@@ -33,7 +33,7 @@ def test_one_image_without_a_batch(transposed: bool) -> None:
     """Its channels are samples, each with a kernel of its own."""
     convolve, op = (F.conv_transpose2d, images.transposed_convolution) if transposed else (F.conv2d, images.convolution)
     x, w = torch.randn(4, 5, 6).double(), torch.randn(4, 1, 2, 3).double()
-    rest = (None, [1, 1], [0, 0], [0, 0], 4) if transposed else (None, [1, 1], [0, 0], [1, 1], 4)
+    rest = (None, [1, 1], [0, 0], [0, 0], 4, [1, 1]) if transposed else (None, [1, 1], [0, 0], [1, 1], 4)
     y, pull, *_ = torch.func.vjp(lambda x: convolve(x, w, *rest), x)
     g = torch.randn(3, *y.shape).double()
     torch.testing.assert_close(op(g, 0, y, x, w, *rest), torch.stack([pull(row)[0] for row in g]))
